@@ -1,0 +1,187 @@
+// The native module: addresses and sizes in, nothing out but what a kernel returns. Python owns all memory.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using namespace gossamer;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <typename T>
+T* at(Address a) {
+  return reinterpret_cast<T*>(a);
+}
+Csr csr(Address rowptr, Address col, int64_t num_dst) { return {at<int64_t>(rowptr), at<int32_t>(col), num_dst}; }
+EdgeWeight weight(Address value, Address src_scale, Address dst_scale, int64_t heads) {
+  return {at<float>(value), at<float>(src_scale), at<float>(dst_scale), heads};
+}
+
+template <typename F>
+void def(nb::module_& m, const char* name, F f) {
+  m.def(name, f, nb::call_guard<nb::gil_scoped_release>());
+}
+
+std::vector<std::string> available() {
+  std::vector<std::string> names;
+  for (const char* const* name = available_kernels(); *name; ++name) names.push_back(*name);
+  return names;
+}
+
+void define_sparse(nb::module_& m) {
+  def(m, "spmm_f32", [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
+                        int64_t heads, Address x, Address out, int64_t cols, int threads) {
+    kernels().spmm_f32(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<float>(x), at<float>(out),
+                       cols, threads);
+  });
+  def(m, "spmm_bf16", [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
+                         int64_t heads, Address x, Address out, int64_t cols, int threads) {
+    kernels().spmm_bf16(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<uint16_t>(x),
+                        at<uint16_t>(out), cols, threads);
+  });
+  def(m, "spmm_int8", [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
+                         int64_t heads, Address x, Address out, int64_t cols, int threads) {
+    kernels().spmm_int8(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<int8_t>(x), at<float>(out),
+                        cols, threads);
+  });
+  def(m, "spmm_max", [](Address rowptr, Address col, int64_t n, Address value, Address x, Address out, Address winner,
+                        int winner_bytes, int64_t cols, int threads) {
+    kernels().spmm_max(csr(rowptr, col, n), weight(value, 0, 0, 1), at<float>(x), at<float>(out), at<void>(winner),
+                       winner_bytes, cols, threads);
+  });
+  def(m, "spmm_max_backward", [](Address rowptr, Address col, int64_t n, Address value, Address dout, Address winner,
+                                 int winner_bytes, Address dx, int64_t cols, int threads) {
+    kernels().spmm_max_backward(csr(rowptr, col, n), weight(value, 0, 0, 1), at<float>(dout), at<void>(winner),
+                                winner_bytes, at<float>(dx), cols, threads);
+  });
+  def(m, "sddmm", [](Address rowptr, Address col, int64_t n, Address a, Address b, Address out, int64_t cols,
+                     int64_t heads, int threads) {
+    kernels().sddmm(csr(rowptr, col, n), at<float>(a), at<float>(b), at<float>(out), cols, heads, threads);
+  });
+  def(m, "edge_softmax", [](Address rowptr, int64_t n, Address logits, Address out, int64_t heads, int threads) {
+    kernels().edge_softmax(csr(rowptr, 0, n), at<float>(logits), at<float>(out), heads, threads);
+  });
+  def(m, "edge_softmax_backward",
+      [](Address rowptr, int64_t n, Address out, Address dout, Address dlogits, int64_t heads, int threads) {
+        kernels().edge_softmax_backward(csr(rowptr, 0, n), at<float>(out), at<float>(dout), at<float>(dlogits), heads,
+                                        threads);
+      });
+}
+
+void define_graph(nb::module_& m) {
+  def(m, "coo_to_csr", [](Address dst, Address src, int index_bytes, int64_t nnz, int64_t num_dst, int64_t num_src,
+                          Address rowptr, Address col, Address perm, int threads) {
+    return coo_to_csr(at<void>(dst), at<void>(src), index_bytes, nnz, num_dst, num_src, at<int64_t>(rowptr),
+                      at<int32_t>(col), at<int64_t>(perm), threads);
+  });
+  def(m, "transpose_csr", [](Address rowptr, Address col, int64_t num_dst, int64_t num_src, Address t_rowptr,
+                             Address t_col, Address t_perm, int threads) {
+    transpose_csr(csr(rowptr, col, num_dst), num_src, at<int64_t>(t_rowptr), at<int32_t>(t_col), at<int64_t>(t_perm),
+                  threads);
+  });
+  def(m, "check_rowptr",
+      [](Address rowptr, int64_t num_dst, int64_t nnz) { return check_rowptr(at<int64_t>(rowptr), num_dst, nnz); });
+  def(m, "check_ids", [](Address ids, int index_bytes, int64_t count, int64_t limit, int threads) {
+    return check_ids(at<void>(ids), index_bytes, count, limit, threads);
+  });
+}
+
+void define_codes(nb::module_& m) {
+  def(m, "quantize_rows", [](Address x, Address codes, Address scale, int64_t rows, int64_t cols, bool stochastic,
+                             uint64_t seed, int threads) {
+    kernels().quantize_rows(at<float>(x), at<int8_t>(codes), at<float>(scale), rows, cols, {stochastic, seed}, threads);
+  });
+  def(m, "dequantize_rows", [](Address codes, Address scale, Address out, int64_t rows, int64_t cols, int threads) {
+    kernels().dequantize_rows(at<int8_t>(codes), at<float>(scale), at<float>(out), rows, cols, threads);
+  });
+  def(m, "pack", [](Address x, int64_t numel, int64_t block, int bits, bool bf16_meta, Address codes, Address zero,
+                    Address range, bool stochastic, uint64_t seed, int threads) {
+    kernels().pack(at<float>(x), {numel, block, bits, bf16_meta}, at<uint8_t>(codes), at<void>(zero), at<void>(range),
+                   {stochastic, seed}, threads);
+  });
+  def(m, "unpack", [](Address codes, Address zero, Address range, int64_t numel, int64_t block, int bits,
+                      bool bf16_meta, Address out, int threads) {
+    kernels().unpack(at<uint8_t>(codes), at<void>(zero), at<void>(range), {numel, block, bits, bf16_meta},
+                     at<float>(out), threads);
+  });
+  def(m, "gather_rows", [](Address x, Address ids, Address out, int64_t count, int64_t row_bytes, int threads) {
+    kernels().gather_rows(at<char>(x), at<int64_t>(ids), at<char>(out), count, row_bytes, threads);
+  });
+  def(m, "gather_rows_int8",
+      [](Address codes, Address scale, Address ids, Address out, int64_t count, int64_t cols, int threads) {
+        kernels().gather_rows_int8(at<int8_t>(codes), at<float>(scale), at<int64_t>(ids), at<float>(out), count, cols,
+                                   threads);
+      });
+  def(m, "gather_packed", [](Address codes, Address zero, Address range, Address ids, Address out, int64_t count,
+                             int64_t cols, int bits, bool bf16_meta, int threads) {
+    kernels().gather_packed(at<uint8_t>(codes), at<void>(zero), at<void>(range), at<int64_t>(ids), at<float>(out),
+                            count, cols, bits, bf16_meta, threads);
+  });
+  def(m, "int8_linear", [](Address x, Address x_scale, Address w, Address w_scale, Address bias, Address out,
+                           int64_t rows, int64_t in, int64_t out_features, int threads) {
+    kernels().int8_linear(at<int8_t>(x), at<float>(x_scale), at<int8_t>(w), at<float>(w_scale), at<float>(bias),
+                          at<float>(out), rows, in, out_features, threads);
+  });
+}
+
+void define_dropout(nb::module_& m) {
+  def(m, "random_bits", [](uint64_t seed, int64_t offset, Address out, int64_t numel, int threads) {
+    kernels().random_bits(seed, offset, at<uint32_t>(out), numel, threads);
+  });
+  def(m, "dropout", [](Address x, Address out, Address mask, int64_t numel, double p, uint64_t seed, int threads) {
+    kernels().dropout(at<float>(x), at<float>(out), at<uint8_t>(mask), numel, p, seed, threads);
+  });
+  def(m, "relu_dropout", [](Address x, Address out, Address mask, int64_t numel, double p, uint64_t seed, int threads) {
+    kernels().relu_dropout(at<float>(x), at<float>(out), at<uint8_t>(mask), numel, p, seed, threads);
+  });
+  def(m, "masked_scale", [](Address x, Address mask, Address out, int64_t numel, double p, int threads) {
+    kernels().masked_scale(at<float>(x), at<uint8_t>(mask), at<float>(out), numel, p, threads);
+  });
+}
+
+// Tensors over buffers of the pool, which gets each back when its last owner is gone.
+void define_pool(nb::module_& m) {
+  m.def("pool_tensor", [](const std::vector<size_t>& shape, int code, int bits) {
+    int64_t bytes = bits / 8;
+    for (size_t extent : shape) bytes *= int64_t(extent);
+    void* buffer = pool_take(bytes);
+    if (!buffer) throw std::bad_alloc();
+    nb::capsule owner(buffer, [](void* p) noexcept { pool_give(p); });
+    const nb::dlpack::dtype type = {uint8_t(code), uint8_t(bits), 1};
+    return nb::ndarray<>(buffer, shape.size(), shape.data(), owner, nullptr, type);
+  });
+  m.def("pool_limit", &pool_limit);
+  m.def("pool_stats", [] {
+    const PoolStats s = pool_stats();
+    nb::dict d;
+    d["limit_bytes"] = s.limit_bytes;
+    d["free_bytes"] = s.free_bytes;
+    d["used_bytes"] = s.used_bytes;
+    d["hits"] = s.hits;
+    d["misses"] = s.misses;
+    return d;
+  });
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Gossamer's kernels. Called by gossamer.kernels alone, which checks what comes in.";
+  m.def("isa", [] { return std::string(kernels().name); });
+  m.def("available_isas", available);
+  m.def("use_isa", [](const std::string& name) { return use_kernels(name.c_str()); });
+  define_graph(m);
+  define_sparse(m);
+  define_codes(m);
+  define_dropout(m);
+  define_pool(m);
+}

@@ -1,0 +1,92 @@
+// Every kernel once, as a table of function pointers: one table per instruction set, filled by targets/*.cpp.
+// Kernels trust their callers: shapes, types and index ranges are checked in Python before the call.
+#pragma once
+#include <cstdint>
+
+namespace gossamer {
+
+// A sparse matrix in CSR form, [num_dst, num_src]; row i holds the sources of destination i.
+struct Csr {
+  const int64_t* rowptr;  // [num_dst + 1]
+  const int32_t* col;     // [nnz]
+  int64_t num_dst;
+};
+
+// Weight of edge e = (i, j), head h: dst_scale[i] * value[e, h] * src_scale[j]; a null factor counts as 1.
+struct EdgeWeight {
+  const float* value;      // [nnz, heads]
+  const float* src_scale;  // [num_src]
+  const float* dst_scale;  // [num_dst]
+  int64_t heads;
+};
+
+// What stochastic rounding and dropout draw from: `on` is false for rounding to nearest.
+struct Noise {
+  bool on;
+  uint64_t seed;
+};
+
+// Few-bit blocks over a flat tensor (ops/pack.py): `bits` per value, `block` values share one zero and one range.
+struct Blocks {
+  int64_t numel;
+  int64_t block;
+  int bits;
+  bool bf16_meta;  // zero and range are stored as bfloat16, else as float
+};
+
+struct Kernels {
+  const char* name;
+  // ops/spmm.py
+  void (*spmm_f32)(Csr, EdgeWeight, const float* x, float* out, int64_t cols, int threads);
+  void (*spmm_bf16)(Csr, EdgeWeight, const uint16_t* x, uint16_t* out, int64_t cols, int threads);
+  void (*spmm_int8)(Csr, EdgeWeight, const int8_t* x, float* out, int64_t cols, int threads);
+  void (*spmm_max)(Csr, EdgeWeight, const float* x, float* out, void* winner, int winner_bytes, int64_t cols,
+                   int threads);
+  void (*spmm_max_backward)(Csr, EdgeWeight, const float* dout, const void* winner, int winner_bytes, float* dx,
+                            int64_t cols, int threads);
+  // ops/sddmm.py
+  void (*sddmm)(Csr, const float* a, const float* b, float* out, int64_t cols, int64_t heads, int threads);
+  // ops/edge_softmax.py
+  void (*edge_softmax)(Csr, const float* logits, float* out, int64_t heads, int threads);
+  void (*edge_softmax_backward)(Csr, const float* out, const float* dout, float* dlogits, int64_t heads, int threads);
+  // ops/quantize_rows.py
+  void (*quantize_rows)(const float* x, int8_t* codes, float* scale, int64_t rows, int64_t cols, Noise, int threads);
+  void (*dequantize_rows)(const int8_t* codes, const float* scale, float* out, int64_t rows, int64_t cols, int threads);
+  // ops/pack.py
+  void (*pack)(const float* x, Blocks, uint8_t* codes, void* zero, void* range, Noise, int threads);
+  void (*unpack)(const uint8_t* codes, const void* zero, const void* range, Blocks, float* out, int threads);
+  // ops/dropout.py, ops/relu_dropout.py
+  void (*random_bits)(uint64_t seed, int64_t offset, uint32_t* out, int64_t numel, int threads);
+  void (*dropout)(const float* x, float* out, uint8_t* mask, int64_t numel, double p, uint64_t seed, int threads);
+  void (*relu_dropout)(const float* x, float* out, uint8_t* mask, int64_t numel, double p, uint64_t seed, int threads);
+  void (*masked_scale)(const float* x, const uint8_t* mask, float* out, int64_t numel, double p, int threads);
+  // ops/gather_rows.py
+  void (*gather_rows)(const char* x, const int64_t* ids, char* out, int64_t count, int64_t row_bytes, int threads);
+  void (*gather_rows_int8)(const int8_t* codes, const float* scale, const int64_t* ids, float* out, int64_t count,
+                           int64_t cols, int threads);
+  void (*gather_packed)(const uint8_t* codes, const void* zero, const void* range, const int64_t* ids, float* out,
+                        int64_t count, int64_t cols, int bits, bool bf16_meta, int threads);
+  // ops/int8_linear.py
+  void (*int8_linear)(const int8_t* x, const float* x_scale, const int8_t* w, const float* w_scale, const float* bias,
+                      float* out, int64_t rows, int64_t in, int64_t out_features, int threads);
+};
+
+// One per translation unit in targets/; null when that unit was not built for this architecture.
+extern const Kernels* const baseline_kernels;
+extern const Kernels* const avx2_kernels;
+extern const Kernels* const avx512_kernels;
+extern const Kernels* const avx512vnni_kernels;
+
+// isa.cpp: the table in use, chosen once from the processor and GOSSAMER_ISA, and how to change it.
+const Kernels& kernels();
+bool use_kernels(const char* name);            // false: unknown, not built, or not supported by this processor
+const char* const* available_kernels();        // null-terminated, slowest first
+
+// csr.cpp: no SIMD, hence one build. Each returns the first offending position, or -1.
+int64_t coo_to_csr(const void* dst, const void* src, int index_bytes, int64_t nnz, int64_t num_dst, int64_t num_src,
+                   int64_t* rowptr, int32_t* col, int64_t* perm, int threads);
+void transpose_csr(Csr, int64_t num_src, int64_t* t_rowptr, int32_t* t_col, int64_t* t_perm, int threads);
+int64_t check_rowptr(const int64_t* rowptr, int64_t num_dst, int64_t nnz);
+int64_t check_ids(const void* ids, int index_bytes, int64_t count, int64_t limit, int threads);
+
+}  // namespace gossamer

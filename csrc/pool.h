@@ -1,0 +1,16 @@
+// Large buffers that are given back instead of returned to the system: their pages are faulted in once.
+#pragma once
+#include <cstdint>
+
+namespace gossamer {
+
+struct PoolStats {
+  int64_t limit_bytes, free_bytes, used_bytes, hits, misses;
+};
+
+void* pool_take(int64_t bytes);  // null when the system has no more memory
+void pool_give(void* buffer);
+void pool_limit(int64_t bytes);  // how many free bytes are kept; 0 keeps none and frees what is there
+PoolStats pool_stats();
+
+}  // namespace gossamer

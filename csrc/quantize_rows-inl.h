@@ -1,0 +1,69 @@
+// Symmetric int8 codes with one scale per row: a = max|x|, scale = a / 127, code = round(x * 127 / a).
+
+constexpr float kCodeMax = 127.0f;
+
+GOSSAMER_INLINE float absmax(const float* x, int64_t n) {  // NaN if any element is not finite
+  i32x16 top = splat(0);
+  int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) top = maximum(top, load<i32x16>(x + c) & 0x7fffffff);
+  int32_t best = max_lanes(top);  // magnitudes order like their bits, NaN and infinity above all numbers
+  for (; c < n; ++c) best = max_of(best, bits_of<int32_t>(x[c]) & 0x7fffffff);
+  return best >= 0x7f800000 ? __builtin_nanf("") : bits_of<float>(best);
+}
+
+template <bool Stochastic>
+GOSSAMER_INLINE i32x16 round_codes(f32x16 t, Key key, uint64_t index) {
+  const i32x16 top = splat(int32_t(kCodeMax));
+  const i32x16 q = Stochastic ? floor_int(t + random_unit(key, index)) : nearest_int(t);
+  return maximum(minimum(q, top), splat(-int32_t(kCodeMax)));
+}
+
+template <bool Stochastic>
+static void quantize_row(const float* x, int8_t* codes, float* scale, int64_t cols, Key key, uint64_t index) {
+  const float a = absmax(x, cols);
+  const bool tiny = a < 7.888609052210118e-31f;  // 2^-100: flushed to zero, so that 127 / a stays finite
+  *scale = tiny ? 0.0f : a / kCodeMax;
+  const float inverse = tiny || a != a ? 0.0f : kCodeMax / a;
+  if (inverse == 0) {
+    std::memset(codes, 0, size_t(cols));
+    return;
+  }
+  int64_t c = 0;
+  for (; c + kLanes <= cols; c += kLanes) {
+    const i32x16 q = round_codes<Stochastic>(load<f32x16>(x + c) * inverse, key, index + uint64_t(c));
+    narrow(codes + c, q);
+  }
+  if (c < cols) {
+    float tail[kLanes] = {};
+    std::memcpy(tail, x + c, size_t(cols - c) * sizeof(float));
+    const i32x16 q = round_codes<Stochastic>(load<f32x16>(tail) * inverse, key, index + uint64_t(c));
+    int8_t last[kLanes];
+    narrow(last, q);
+    std::memcpy(codes + c, last, size_t(cols - c));
+  }
+}
+
+static void quantize_rows(const float* x, int8_t* codes, float* scale, int64_t rows, int64_t cols, Noise noise,
+                          int threads) {
+  const Key key = key_of(noise.seed);
+  parallel_for(rows, max_of<int64_t>(1, 16384 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const uint64_t index = uint64_t(i) * uint64_t(cols);
+      if (noise.on) quantize_row<true>(x + i * cols, codes + i * cols, scale + i, cols, key, index);
+      else quantize_row<false>(x + i * cols, codes + i * cols, scale + i, cols, key, index);
+    }
+  });
+}
+
+GOSSAMER_INLINE void dequantize_row(const int8_t* codes, float scale, float* out, int64_t cols) {
+  int64_t c = 0;
+  for (; c + kLanes <= cols; c += kLanes) store(out + c, load_float(codes + c) * scale);
+  for (; c < cols; ++c) out[c] = float(codes[c]) * scale;
+}
+
+static void dequantize_rows(const int8_t* codes, const float* scale, float* out, int64_t rows, int64_t cols,
+                            int threads) {
+  parallel_for(rows, max_of<int64_t>(1, 16384 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) dequantize_row(codes + i * cols, scale[i], out + i * cols, cols);
+  });
+}

@@ -1,0 +1,47 @@
+// Random words: a hash of (seed, element index), so that the value of an element depends on nothing else.
+// The same function in PyTorch is ops/random.py; a test holds the two together.
+
+struct Key {
+  uint32_t a, b;
+};
+
+GOSSAMER_INLINE Key key_of(uint64_t seed) {  // splitmix64
+  uint64_t z = seed + 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  z ^= z >> 31;
+  return {uint32_t(z), uint32_t(z >> 32)};
+}
+
+template <typename U>
+GOSSAMER_INLINE U mix(U low, U high, Key key) {
+  U x = low + key.a;
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= high * 0x9e3779b9u + key.b;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  x ^= x >> 16;
+  return x;
+}
+
+GOSSAMER_INLINE uint32_t random_word(Key key, uint64_t index) {
+  return mix(uint32_t(index), uint32_t(index >> 32), key);
+}
+
+// Words of elements index .. index + 15.
+GOSSAMER_INLINE u32x16 random_words(Key key, uint64_t index) {
+  static const uint32_t lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const u32x16 low = load<u32x16>(lanes) + uint32_t(index);
+  u32x16 high = splat(uint32_t(index >> 32));
+  if (__builtin_expect(uint32_t(index) > 0xfffffff0u, 0)) high -= bits_of<u32x16>(low < splat(uint32_t(index)));
+  return mix(low, high, key);
+}
+
+// Uniform in [0, 1) with 24 bits.
+GOSSAMER_INLINE f32x16 random_unit(Key key, uint64_t index) {
+  return to_float(bits_of<i32x16>(random_words(key, index) >> 8)) * (1.0f / 16777216.0f);
+}
+GOSSAMER_INLINE float random_unit_scalar(Key key, uint64_t index) {
+  return float(int32_t(random_word(key, index) >> 8)) * (1.0f / 16777216.0f);
+}

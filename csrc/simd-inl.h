@@ -1,0 +1,288 @@
+// Sixteen lanes on every processor: one AVX-512 register, two of AVX2, four of SSE or NEON. The lane structure, and
+// with -ffp-contract=off every rounding, is the same everywhere, so results are too. Part of each target's namespace;
+// intrinsics stand here and nowhere else, each beside the plain form that other processors use.
+
+constexpr int kLanes = 16;
+#if defined(__AVX512F__)
+constexpr int kPartLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kPartLanes = 8;
+#else
+constexpr int kPartLanes = 4;
+#endif
+constexpr int kParts = kLanes / kPartLanes;
+
+template <typename T>
+struct Vec {
+  typedef T Part __attribute__((vector_size(kPartLanes * sizeof(T))));
+  Part part[kParts];
+};
+typedef Vec<float> f32x16;
+typedef Vec<int32_t> i32x16;
+typedef Vec<uint32_t> u32x16;
+
+#define GOSSAMER_EACH_PART _Pragma("GCC unroll 4") for (int p = 0; p < kParts; ++p)
+
+// Part by part: a copy of the whole struct would go through the stack.
+template <typename V, typename T>
+GOSSAMER_INLINE V load(const T* from) {
+  V v;
+  GOSSAMER_EACH_PART std::memcpy(&v.part[p], reinterpret_cast<const char*>(from) + p * sizeof(v.part[p]),
+                                 sizeof(v.part[p]));
+  return v;
+}
+template <typename T, typename V>
+GOSSAMER_INLINE void store(T* to, Vec<V> v) {
+  GOSSAMER_EACH_PART std::memcpy(reinterpret_cast<char*>(to) + p * sizeof(v.part[p]), &v.part[p], sizeof(v.part[p]));
+}
+template <typename To, typename From>
+GOSSAMER_INLINE To bits_of(From v) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps its size");
+  To r;
+  std::memcpy(&r, &v, sizeof(To));
+  return r;
+}
+template <typename To, typename From>
+GOSSAMER_INLINE To bits_of(Vec<From> v) {
+  To r;
+  GOSSAMER_EACH_PART r.part[p] = (decltype(r.part[p] + 0))v.part[p];
+  return r;
+}
+template <typename T>
+GOSSAMER_INLINE Vec<T> splat(T a) {
+  Vec<T> r;
+  GOSSAMER_EACH_PART r.part[p] = a - typename Vec<T>::Part{};
+  return r;
+}
+
+#define GOSSAMER_ARITHMETIC(op)                                            \
+  template <typename T>                                                    \
+  GOSSAMER_INLINE Vec<T> operator op(Vec<T> a, Vec<T> b) {                 \
+    GOSSAMER_EACH_PART a.part[p] = a.part[p] op b.part[p];                 \
+    return a;                                                              \
+  }                                                                        \
+  template <typename T>                                                    \
+  GOSSAMER_INLINE Vec<T> operator op(Vec<T> a, T b) {                      \
+    GOSSAMER_EACH_PART a.part[p] = a.part[p] op b;                         \
+    return a;                                                              \
+  }                                                                        \
+  template <typename T, typename B>                                        \
+  GOSSAMER_INLINE void operator op##=(Vec<T>& a, B b) {                    \
+    a = a op b;                                                            \
+  }
+GOSSAMER_ARITHMETIC(+)
+GOSSAMER_ARITHMETIC(-)
+GOSSAMER_ARITHMETIC(*)
+GOSSAMER_ARITHMETIC(&)
+GOSSAMER_ARITHMETIC(|)
+GOSSAMER_ARITHMETIC(^)
+#undef GOSSAMER_ARITHMETIC
+template <typename T>
+GOSSAMER_INLINE Vec<T> operator<<(Vec<T> a, int b) {
+  GOSSAMER_EACH_PART a.part[p] = a.part[p] << b;
+  return a;
+}
+template <typename T>
+GOSSAMER_INLINE Vec<T> operator>>(Vec<T> a, int b) {
+  GOSSAMER_EACH_PART a.part[p] = a.part[p] >> b;
+  return a;
+}
+
+// Comparisons give all ones or zero per lane; select(mask, a, b) takes a where the mask is set.
+#define GOSSAMER_COMPARISON(op)                                                      \
+  template <typename T>                                                              \
+  GOSSAMER_INLINE i32x16 operator op(Vec<T> a, Vec<T> b) {                           \
+    i32x16 r;                                                                        \
+    GOSSAMER_EACH_PART r.part[p] = a.part[p] op b.part[p];                           \
+    return r;                                                                        \
+  }
+GOSSAMER_COMPARISON(<)
+GOSSAMER_COMPARISON(>)
+GOSSAMER_COMPARISON(>=)
+GOSSAMER_COMPARISON(!=)
+#undef GOSSAMER_COMPARISON
+template <typename T>
+GOSSAMER_INLINE Vec<T> select(i32x16 mask, Vec<T> a, Vec<T> b) {
+  GOSSAMER_EACH_PART a.part[p] = mask.part[p] ? a.part[p] : b.part[p];
+  return a;
+}
+template <typename T>
+GOSSAMER_INLINE Vec<T> minimum(Vec<T> a, Vec<T> b) {
+  return select(a < b, a, b);
+}
+template <typename T>
+GOSSAMER_INLINE Vec<T> maximum(Vec<T> a, Vec<T> b) {
+  return select(a > b, a, b);
+}
+
+template <typename To, typename From>
+GOSSAMER_INLINE Vec<To> convert(Vec<From> v) {
+  Vec<To> r;
+  GOSSAMER_EACH_PART r.part[p] = __builtin_convertvector(v.part[p], typename Vec<To>::Part);
+  return r;
+}
+GOSSAMER_INLINE f32x16 to_float(i32x16 v) { return convert<float>(v); }
+GOSSAMER_INLINE i32x16 truncate(f32x16 v) { return convert<int32_t>(v); }
+// floor for |v| < 2^31, and rounding to the nearest even integer for |v| < 2^22.
+GOSSAMER_INLINE i32x16 floor_int(f32x16 v) {
+  const i32x16 t = truncate(v);
+  return t + (to_float(t) > v);  // true is -1
+}
+GOSSAMER_INLINE i32x16 nearest_int(f32x16 v) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low mantissa bits
+  return bits_of<i32x16>(v + magic) - bits_of<int32_t>(magic);
+}
+
+// Sixteen small integers, widened on load and narrowed on store; values fit. gcc's own code for these is 4x slower.
+#if defined(__AVX512F__)
+GOSSAMER_INLINE __m128i load128(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+GOSSAMER_INLINE __m256i load256(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+GOSSAMER_INLINE i32x16 widen(const int8_t* x) { return {bits_of<i32x16::Part>(_mm512_cvtepi8_epi32(load128(x)))}; }
+GOSSAMER_INLINE i32x16 widen(const uint8_t* x) { return {bits_of<i32x16::Part>(_mm512_cvtepu8_epi32(load128(x)))}; }
+GOSSAMER_INLINE i32x16 widen(const uint16_t* x) { return {bits_of<i32x16::Part>(_mm512_cvtepu16_epi32(load256(x)))}; }
+GOSSAMER_INLINE void narrow(int8_t* to, i32x16 v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(bits_of<__m512i>(v.part[0])));
+}
+GOSSAMER_INLINE void narrow(uint16_t* to, i32x16 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(bits_of<__m512i>(v.part[0])));
+}
+#elif defined(__AVX2__)
+GOSSAMER_INLINE __m128i load64(const void* from) { return _mm_loadl_epi64(static_cast<const __m128i*>(from)); }
+GOSSAMER_INLINE __m128i load128(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+GOSSAMER_INLINE i32x16 two_parts(__m256i low, __m256i high) {
+  return {bits_of<i32x16::Part>(low), bits_of<i32x16::Part>(high)};
+}
+GOSSAMER_INLINE i32x16 widen(const int8_t* x) {
+  return two_parts(_mm256_cvtepi8_epi32(load64(x)), _mm256_cvtepi8_epi32(load64(x + 8)));
+}
+GOSSAMER_INLINE i32x16 widen(const uint8_t* x) {
+  return two_parts(_mm256_cvtepu8_epi32(load64(x)), _mm256_cvtepu8_epi32(load64(x + 8)));
+}
+GOSSAMER_INLINE i32x16 widen(const uint16_t* x) {
+  return two_parts(_mm256_cvtepu16_epi32(load128(x)), _mm256_cvtepu16_epi32(load128(x + 8)));
+}
+GOSSAMER_INLINE __m256i low_halves(i32x16 v) {  // the low 16 bits of each lane
+  const __m256i mask = _mm256_set1_epi32(0xffff);
+  const __m256i packed = _mm256_packus_epi32(_mm256_and_si256(bits_of<__m256i>(v.part[0]), mask),
+                                             _mm256_and_si256(bits_of<__m256i>(v.part[kParts - 1]), mask));
+  return _mm256_permute4x64_epi64(packed, 0xd8);
+}
+GOSSAMER_INLINE void narrow(uint16_t* to, i32x16 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), low_halves(v));
+}
+GOSSAMER_INLINE void narrow(int8_t* to, i32x16 v) {
+  const __m256i halves = _mm256_and_si256(low_halves(v), _mm256_set1_epi16(0xff));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+}
+#else
+template <typename T>
+GOSSAMER_INLINE i32x16 widen(const T* x) {
+  int32_t wide[kLanes];
+  for (int k = 0; k < kLanes; ++k) wide[k] = x[k];
+  return load<i32x16>(wide);
+}
+template <typename T>
+GOSSAMER_INLINE void narrow(T* to, i32x16 v) {
+  int32_t wide[kLanes];
+  store(wide, v);
+  for (int k = 0; k < kLanes; ++k) to[k] = T(wide[k]);
+}
+#endif
+GOSSAMER_INLINE void narrow_bytes(uint8_t* to, i32x16 v) { narrow(reinterpret_cast<int8_t*>(to), v); }
+
+// Elements of gathered rows as floats; bfloat16 is held as its bits.
+GOSSAMER_INLINE f32x16 load_float(const float* x) { return load<f32x16>(x); }
+GOSSAMER_INLINE f32x16 load_float(const uint16_t* bf16) { return bits_of<f32x16>(widen(bf16) << 16); }
+GOSSAMER_INLINE f32x16 load_float(const int8_t* x) { return to_float(widen(x)); }
+GOSSAMER_INLINE float load_scalar(const float* x) { return *x; }
+GOSSAMER_INLINE float load_scalar(const uint16_t* bf16) { return bits_of<float>(uint32_t(*bf16) << 16); }
+GOSSAMER_INLINE float load_scalar(const int8_t* x) { return float(*x); }
+
+// float to bfloat16, to nearest even; NaN stays NaN.
+GOSSAMER_INLINE uint16_t to_bf16(float x) {
+  const uint32_t u = bits_of<uint32_t>(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return uint16_t((u >> 16) | 0x40);
+  return uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+GOSSAMER_INLINE void store_float(float* to, f32x16 v) { store(to, v); }
+GOSSAMER_INLINE void store_float(uint16_t* to, f32x16 v) {
+  const u32x16 u = bits_of<u32x16>(v);
+  const u32x16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const i32x16 is_nan = v != v;
+  narrow(to, bits_of<i32x16>(select(is_nan, (u >> 16) | 0x40u, rounded)));
+}
+GOSSAMER_INLINE void store_scalar(float* to, float v) { *to = v; }
+GOSSAMER_INLINE void store_scalar(uint16_t* to, float v) { *to = to_bf16(v); }
+
+// Past the caches: for outputs too large to be found there again. `to` is aligned to 64 bytes.
+GOSSAMER_INLINE void stream(float* to, f32x16 v) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(to, bits_of<__m512>(v.part[0]));
+#elif defined(__AVX2__)
+  _mm256_stream_ps(to, bits_of<__m256>(v.part[0]));
+  _mm256_stream_ps(to + 8, bits_of<__m256>(v.part[kParts - 1]));
+#else
+  store(to, v);
+#endif
+}
+GOSSAMER_INLINE void stream_fence() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+GOSSAMER_INLINE void prefetch_bytes(const void* from, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(from) + b, 0, 3);
+}
+
+// One bit per lane that is set, and back.
+GOSSAMER_INLINE uint16_t lane_bits(i32x16 mask) {
+#if defined(__AVX512F__)
+  const __m512i v = bits_of<__m512i>(mask.part[0]);
+  return uint16_t(_mm512_test_epi32_mask(v, v));
+#elif defined(__AVX2__)
+  return uint16_t(_mm256_movemask_ps(bits_of<__m256>(mask.part[0])) |
+                  (_mm256_movemask_ps(bits_of<__m256>(mask.part[kParts - 1])) << 8));
+#else
+  uint16_t r = 0;
+  for (int k = 0; k < kLanes; ++k) r |= uint16_t((mask.part[k / kPartLanes][k % kPartLanes] & 1) << k);
+  return r;
+#endif
+}
+GOSSAMER_INLINE i32x16 bits_to_lanes(uint16_t bits) {
+  static const int32_t lane_bit[kLanes] = {1,   2,   4,    8,    16,   32,   64,    128,
+                                           256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  return (splat(int32_t(bits)) & load<i32x16>(lane_bit)) != splat(0);
+}
+
+// Sums and extremes over lanes; the sum always as the same tree.
+GOSSAMER_INLINE float sum_lanes(f32x16 v) {
+  float a[kLanes];
+  store(a, v);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) a[k] += a[k + half];
+  return a[0];
+}
+template <typename T>
+GOSSAMER_INLINE T min_of(T a, T b) {
+  return b < a ? b : a;
+}
+template <typename T>
+GOSSAMER_INLINE T max_of(T a, T b) {
+  return b > a ? b : a;
+}
+template <typename T>
+GOSSAMER_INLINE T max_lanes(Vec<T> v) {
+  T a[kLanes];
+  store(a, v);
+  for (int k = 1; k < kLanes; ++k) a[0] = max_of(a[0], a[k]);
+  return a[0];
+}
+template <typename T>
+GOSSAMER_INLINE T min_lanes(Vec<T> v) {
+  T a[kLanes];
+  store(a, v);
+  for (int k = 1; k < kLanes; ++k) a[0] = min_of(a[0], a[k]);
+  return a[0];
+}
+GOSSAMER_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,0 +1,85 @@
+// Neighbour sums: out_i = dst_scale_i * sum over edges e = (i, j) of value_e * src_scale_j * x_j.
+// A row of the output stays in registers while its sources are gathered; each source row is asked for ahead of time.
+
+#if defined(__AVX512F__)
+constexpr int kTileVectors = 16;
+#elif defined(__AVX2__)
+constexpr int kTileVectors = 4;
+#else
+constexpr int kTileVectors = 2;
+#endif
+constexpr int64_t kPrefetchEdges = 16;
+
+// The edges of one output row, and how far ahead the source rows may be looked up.
+struct RowEdges {
+  int64_t begin, end, nnz;
+};
+
+GOSSAMER_INLINE float edge_weight(const EdgeWeight& w, int64_t edge, int64_t head, int32_t j) {
+  float weight = w.value ? w.value[edge * w.heads + head] : 1.0f;
+  return w.src_scale ? weight * w.src_scale[j] : weight;
+}
+
+template <int V, typename In, typename Out>
+GOSSAMER_INLINE void spmm_tile(const Csr& a, const EdgeWeight& w, RowEdges row, int64_t head, const In* x, int64_t cols,
+                               float dst_scale, Out* out) {
+  f32x16 acc[V];
+#pragma GCC unroll 16
+  for (int v = 0; v < V; ++v) acc[v] = splat(0.0f);
+  for (int64_t e = row.begin; e < row.end; ++e) {
+    const int64_t ahead = e + kPrefetchEdges;
+    if (ahead < row.nnz) prefetch_bytes(x + int64_t(a.col[ahead]) * cols, V * kLanes * sizeof(In));
+    const int32_t j = a.col[e];
+    const float weight = edge_weight(w, e, head, j);
+    const In* xj = x + int64_t(j) * cols;
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) acc[v] += load_float(xj + v * kLanes) * weight;
+  }
+#pragma GCC unroll 16
+  for (int v = 0; v < V; ++v) store_float(out + v * kLanes, acc[v] * dst_scale);
+}
+
+template <typename In, typename Out>
+GOSSAMER_INLINE void spmm_tail(const Csr& a, const EdgeWeight& w, RowEdges row, int64_t head, const In* x, int64_t cols,
+                               float dst_scale, Out* out, int width) {
+  float acc[kLanes] = {};
+  for (int64_t e = row.begin; e < row.end; ++e) {
+    const int32_t j = a.col[e];
+    const float weight = edge_weight(w, e, head, j);
+    const In* xj = x + int64_t(j) * cols;
+    for (int c = 0; c < width; ++c) acc[c] += weight * load_scalar(xj + c);
+  }
+  for (int c = 0; c < width; ++c) store_scalar(out + c, acc[c] * dst_scale);
+}
+
+// Columns [begin, end) of output row i; all of them belong to one head.
+template <typename In, typename Out>
+static void spmm_row(const Csr& a, const EdgeWeight& w, int64_t i, int64_t head, const In* x, Out* out, int64_t cols,
+                     int64_t begin, int64_t end) {
+  const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst]};
+  const float dst_scale = w.dst_scale ? w.dst_scale[i] : 1.0f;
+  int64_t c = begin;
+#define GOSSAMER_TILES(V)                                                                  \
+  for (; V <= kTileVectors && end - c >= V * kLanes; c += V * kLanes)                      \
+  spmm_tile<(V <= kTileVectors ? V : 1)>(a, w, row, head, x + c, cols, dst_scale, out + i * cols + c)
+  GOSSAMER_TILES(16);
+  GOSSAMER_TILES(8);
+  GOSSAMER_TILES(4);
+  GOSSAMER_TILES(2);
+  GOSSAMER_TILES(1);
+#undef GOSSAMER_TILES
+  if (c < end) spmm_tail(a, w, row, head, x + c, cols, dst_scale, out + i * cols + c, int(end - c));
+}
+
+template <typename In, typename Out>
+static void spmm(Csr a, EdgeWeight w, const In* x, Out* out, int64_t cols, int threads) {
+  const int64_t width = cols / w.heads;
+  const int64_t P = getenv("PANEL") ? atoi(getenv("PANEL")) : 256;
+  for (int64_t head = 0; head < w.heads; ++head)
+    for (int64_t begin = head * width; begin < (head + 1) * width; begin += P) {
+      const int64_t end = min_of(begin + P, (head + 1) * width);
+      parallel_rows(a.rowptr, a.num_dst, end - begin, threads, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) spmm_row(a, w, i, head, x, out, cols, begin, end);
+      });
+    }
+}

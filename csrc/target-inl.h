@@ -1,0 +1,59 @@
+// All kernel bodies, compiled for the instruction set of the including file, in the namespace GOSSAMER_TARGET.
+#include "kernels.h"
+#include "parallel.h"
+#include "simd.h"
+
+namespace gossamer {
+namespace GOSSAMER_TARGET {
+
+#include "simd-inl.h"
+
+#include "random-inl.h"
+
+#include "spmm-inl.h"
+
+#include "spmm_max-inl.h"
+
+#include "sddmm-inl.h"
+
+#include "edge_softmax-inl.h"
+
+#include "quantize_rows-inl.h"
+
+#include "pack-inl.h"
+
+#include "dropout-inl.h"
+
+#include "gather_rows-inl.h"
+
+#include "int8_linear-inl.h"
+
+#define GOSSAMER_STRING(name) #name
+#define GOSSAMER_NAME(name) GOSSAMER_STRING(name)
+
+static const Kernels table = {
+    GOSSAMER_NAME(GOSSAMER_TARGET),
+    spmm<float, float>,
+    spmm<uint16_t, uint16_t>,
+    spmm<int8_t, float>,
+    spmm_max,
+    spmm_max_backward,
+    sddmm,
+    edge_softmax,
+    edge_softmax_backward,
+    quantize_rows,
+    dequantize_rows,
+    pack,
+    unpack,
+    random_bits,
+    dropout,
+    relu_dropout,
+    masked_scale,
+    gather_rows,
+    gather_rows_int8,
+    gather_packed,
+    int8_linear,
+};
+
+}  // namespace GOSSAMER_TARGET
+}  // namespace gossamer

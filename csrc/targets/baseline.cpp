@@ -1,0 +1,5 @@
+#define GOSSAMER_TARGET baseline
+#include "../target-inl.h"
+namespace gossamer {
+const Kernels* const baseline_kernels = &baseline::table;
+}

@@ -1,0 +1,12 @@
+"""Codecs: float tensors in few bits. Where a codec sits decides what becomes cheap.
+
+To add one: one file here with a frozen dataclass derived from `Codec`, and one line below; the contract suite in
+tests/codecs finds it and tests it.
+"""
+
+from .blockwise import Blockwise
+from .codec import Codec, Codes
+from .row_int8 import RowInt8
+from .uniform import Uniform
+
+__all__ = ["Blockwise", "Codec", "Codes", "RowInt8", "Uniform"]

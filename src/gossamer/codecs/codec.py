@@ -1,0 +1,77 @@
+"""What a codec is: a float tensor into few bits, and back.
+
+A codec is a frozen dataclass: its fields are its settings, its `repr` is the experiment log. Codes are plain tensors in
+a NamedTuple together with the shape and dtype they stand for, so they can be saved, moved and counted by anyone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+Self = TypeVar("Self", bound="Codec")
+
+
+class Codes(NamedTuple):
+    """A tensor in few bits. What the tensors mean is known to the codec that made them."""
+
+    tensors: tuple[Tensor, ...]
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are really stored."""
+        return sum(t.numel() * t.element_size() for t in self.tensors)
+
+
+class Codec(ABC):
+    """encode, decode, fit, nbytes."""
+
+    @abstractmethod
+    def encode(self, x: Tensor, seed: int | None = None) -> Codes:
+        """Few bits for x: stochastic rounding with a seed (unbiased), rounding to nearest without.
+
+        float32, float64, float16 and bfloat16 of any shape; raises ValueError on NaN or infinity.
+        """
+
+    @abstractmethod
+    def decode(self, codes: Codes) -> Tensor:
+        """The tensor that the codes stand for, in its shape and dtype."""
+
+    @abstractmethod
+    def nbytes(self, shape: torch.Size | tuple[int, ...]) -> int:
+        """Bytes that `encode` of such a tensor stores, exactly."""
+
+    @abstractmethod
+    def error_bound(self, codes: Codes) -> Tensor:
+        """Largest |decoded - x| per element with stochastic rounding, broadcastable to the shape; half to nearest."""
+
+    def fit(self: Self, x: Tensor) -> Self:
+        """The codec with whatever it learns from data; most learn nothing."""
+        return self
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """The contiguous float32 tensor that codecs work on, detached."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"`x` must be a floating-point tensor (got {kind}); convert it with `.float()`")
+    y = x.detach().to(torch.float32).contiguous()
+    if x.dtype == torch.float64 and bool((y.isinf() & x.isfinite()).any()):
+        raise ValueError("`x` must lie within the range of float32 (some float64 values overflow it); scale it down")
+    return y
+
+
+def refuse_non_finite(x: Tensor, metadata: Tensor) -> None:
+    """Raise if the metadata shows that x holds NaN or infinity; only then is x itself looked at."""
+    if metadata.numel() == 0 or not bool(metadata.isnan().any()):
+        return
+    nans, infinities = int(x.isnan().sum()), int(x.isinf().sum())
+    raise ValueError(
+        f"`x` must be finite to be encoded (got {nans} NaN and {infinities} infinite of {x.numel()} elements); "
+        "clean it with torch.nan_to_num, or look for the step that diverged"
+    )

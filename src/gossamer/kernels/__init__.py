@@ -1,0 +1,69 @@
+"""The native module: what was built, which instruction set is in use, and how to change it.
+
+The only package that knows what is installed. Everything else calls ops; an op runs its native kernel when there is
+one for its device and dtype, and its PyTorch reference otherwise. `GOSSAMER_ISA` chooses the level at start:
+`baseline`, `avx2`, `avx512`, `avx512vnni`, or `reference` for no native kernel at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import ModuleType
+
+import torch  # first: its OpenMP runtime is the one that the native module shares
+
+REFERENCE = "reference"
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """The native module, or None and the reason why there is none."""
+    if os.environ.get("GOSSAMER_ISA") == REFERENCE:
+        return None, "GOSSAMER_ISA=reference"
+    try:
+        from gossamer import _native
+    except ImportError as error:
+        return None, f"not built ({error})"
+    return _native, ""
+
+
+native, why_missing = _load()
+
+
+def available_isas() -> list[str]:
+    """Instruction sets that were built and that this processor has, slowest first."""
+    return list(native.available_isas()) if native else []
+
+
+def isa() -> str:
+    """The instruction set that native kernels use now; `reference` where there are none."""
+    return str(native.isa()) if native else REFERENCE
+
+
+def use_isa(name: str) -> None:
+    """Make native kernels use one instruction set, for instance to test or to measure a slower one."""
+    if native is None:
+        raise RuntimeError(f"`use_isa({name!r})` needs the native kernels, which are not in use: {why_missing}")
+    if not native.use_isa(name):
+        raise ValueError(f"`isa` must be one of {available_isas()} on this processor (got {name!r})")
+
+
+@contextlib.contextmanager
+def using_isa(name: str) -> Iterator[None]:
+    """`use_isa` for the length of a `with` block."""
+    before = isa()
+    use_isa(name)
+    try:
+        yield
+    finally:
+        use_isa(before)
+
+
+def num_threads() -> int:
+    """Threads of every kernel: torch's own setting."""
+    return torch.get_num_threads()
+
+
+if native and os.environ.get("GOSSAMER_ISA"):
+    use_isa(os.environ["GOSSAMER_ISA"])

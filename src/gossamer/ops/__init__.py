@@ -1,0 +1,44 @@
+"""What each computation means: one page per op with its formula, reference, shape rule and gradient.
+
+The functions here take a `Graph` and tensors. Underneath each lies a PyTorch op, `torch.ops.gossamer.<name>`, that
+autograd, `torch.compile` and export see. Edge tensors are in the graph's CSR order (`Graph.sort_edges`).
+"""
+
+from ._library import NATIVE, OPS
+from .csr import coo_to_csr, transpose_csr
+from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
+from .edge_softmax import edge_softmax
+from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
+from .int8_linear import int8_linear
+from .pack import pack, unpack
+from .quantize_rows import dequantize_rows, quantize_rows
+from .random import random_bits
+from .sddmm import sddmm
+from .spmm import spmm
+from .spmm_int8 import spmm_int8
+from .spmm_max import spmm_max
+
+__all__ = [
+    "NATIVE",
+    "OPS",
+    "coo_to_csr",
+    "dequantize_rows",
+    "dropout",
+    "dropout_keeping_mask",
+    "edge_softmax",
+    "gather_packed_rows",
+    "gather_rows",
+    "gather_rows_int8",
+    "int8_linear",
+    "masked_scale",
+    "pack",
+    "quantize_rows",
+    "random_bits",
+    "relu_dropout",
+    "sddmm",
+    "spmm",
+    "spmm_int8",
+    "spmm_max",
+    "transpose_csr",
+    "unpack",
+]

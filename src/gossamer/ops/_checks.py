@@ -1,0 +1,91 @@
+"""What every op asks of its arguments. Messages name the argument, what was expected, what came, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels import native, num_threads
+
+
+def dtype_of(name: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
+    if tensor.dtype not in allowed:
+        names = " or ".join(str(d).removeprefix("torch.") for d in allowed)
+        raise TypeError(f"`{name}` must be {names} (got {tensor.dtype}); convert it with `.to(...)`")
+
+
+def shape_of(name: str, tensor: Tensor, expected: tuple[int | None, ...], meaning: str) -> None:
+    """`None` in `expected` stands for any extent."""
+    fits = tensor.dim() == len(expected) and all(e in (None, s) for e, s in zip(expected, tensor.shape, strict=True))
+    if not fits:
+        raise ValueError(f"`{name}` must have the shape {meaning} (got {tuple(tensor.shape)})")
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least} (got {value})")
+
+
+def first_outside(ids: Tensor, limit: int) -> int:
+    """Position of the first id outside [0, limit), or -1."""
+    if native and ids.device.type == "cpu" and ids.dtype in (torch.int32, torch.int64):
+        ids = ids.contiguous()
+        return int(native.check_ids(ids.data_ptr(), ids.element_size(), ids.numel(), limit, num_threads()))
+    bad = ((ids < 0) | (ids >= limit)).nonzero()
+    return int(bad[0]) if len(bad) else -1
+
+
+def ids_within(name: str, ids: Tensor, limit: int, of_what: str) -> None:
+    at = first_outside(ids, limit)
+    if at >= 0:
+        raise IndexError(
+            f"`{name}` must hold ids from 0 to {limit - 1}, one of {limit} {of_what} "
+            f"(got {int(ids.reshape(-1)[at])} at position {at})"
+        )
+
+
+def csr(rowptr: Tensor, col: Tensor, num_src: int) -> None:
+    """A CSR structure that kernels may trust. Checked once per tensor: a pass leaves a mark that names the version."""
+    dtype_of("col", col, (torch.int32,))
+    shape_of("col", col, (None,), "[nnz]")
+    rowptr_of(rowptr, col.numel())
+    if _mark(col) != num_src:
+        ids_within("col", col, num_src, "source rows")
+        _set_mark(col, num_src)
+
+
+def rowptr_of(rowptr: Tensor, nnz: int) -> None:
+    """Row pointers that ascend from 0 to nnz."""
+    dtype_of("rowptr", rowptr, (torch.int64,))
+    if rowptr.dim() != 1 or rowptr.numel() == 0:
+        raise ValueError(f"`rowptr` must have the shape [num_dst + 1] (got {tuple(rowptr.shape)})")
+    if _mark(rowptr) == nnz:
+        return
+    values = rowptr.contiguous()
+    if native and values.device.type == "cpu":
+        at = int(native.check_rowptr(values.data_ptr(), values.numel() - 1, nnz))
+    else:
+        down = (values.diff() < 0).nonzero()
+        ends = 0 if int(values[0]) else (values.numel() - 1 if int(values[-1]) != nnz else -1)
+        at = int(down[0]) + 1 if len(down) and ends != 0 else ends
+    if at >= 0:
+        raise ValueError(
+            f"`rowptr` must ascend from 0 to the number of edges, {nnz} (got {int(values[at])} at position {at}); "
+            "build it with Graph.from_edge_index"
+        )
+    _set_mark(rowptr, nnz)
+
+
+def _mark(tensor: Tensor) -> int | None:
+    version, fact = getattr(tensor, "_gossamer_checked", (None, None))
+    return fact if version is not None and version == _version(tensor) else None
+
+
+def _set_mark(tensor: Tensor, fact: int) -> None:
+    tensor._gossamer_checked = (_version(tensor), fact)  # type: ignore[attr-defined]
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

@@ -1,0 +1,79 @@
+"""Sparse structure: from an edge list to CSR, and from CSR to its transpose, by stable counting sort.
+
+    coo_to_csr:     rowptr[i] .. rowptr[i+1] are the edges with dst = i, in their given order; col = their src;
+                    perm[k] = position in the edge list of the k-th CSR edge
+    transpose_csr:  the same for (src, dst) exchanged; perm[k] = CSR position of the k-th transposed edge
+
+Rows are destinations, columns sources: A X sums over incoming edges, as PyG's source-to-target flow does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._library import define
+
+MAX_NODES = 2**31 - 1  # ids are int32
+
+
+def row_of_edge(rowptr: Tensor) -> Tensor:
+    """Destination of each CSR edge, int64 [nnz]."""
+    return torch.repeat_interleave(torch.arange(rowptr.numel() - 1, device=rowptr.device), rowptr.diff())
+
+
+def _check_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> None:
+    for name, ids in (("dst", dst), ("src", src)):
+        _checks.dtype_of(name, ids, (torch.int64, torch.int32))
+        _checks.shape_of(name, ids, (None,), "[nnz]")
+    if dst.shape != src.shape or dst.dtype != src.dtype:
+        raise ValueError(f"`dst` and `src` must agree in length and dtype (got {dst.shape} {dst.dtype}, {src.shape} {src.dtype})")
+    for name, count in (("num_dst", num_dst), ("num_src", num_src)):
+        if not 0 <= count <= MAX_NODES:
+            raise ValueError(
+                f"`{name}` must lie between 0 and {MAX_NODES}, because node ids are stored as int32 (got {count}); "
+                "split the graph into smaller ones"
+            )
+
+
+def _coo_reference(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    _checks.ids_within("src", src, num_src, "source nodes")
+    _checks.ids_within("dst", dst, num_dst, "destination nodes")
+    perm = torch.argsort(dst, stable=True)
+    rowptr = torch.zeros(num_dst + 1, dtype=torch.int64, device=dst.device)
+    rowptr[1:] = torch.bincount(dst, minlength=num_dst).cumsum(0)
+    return rowptr, src[perm].to(torch.int32), perm
+
+
+def _coo_fake(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    rowptr = dst.new_empty(num_dst + 1, dtype=torch.int64)
+    return rowptr, torch.empty_like(src, dtype=torch.int32), torch.empty_like(src, dtype=torch.int64)
+
+
+coo_to_csr = define(
+    "coo_to_csr(Tensor dst, Tensor src, int num_dst, int num_src) -> (Tensor, Tensor, Tensor)",
+    check=_check_coo,
+    reference=_coo_reference,
+    fake=_coo_fake,
+)
+
+
+def _check_transpose(rowptr: Tensor, col: Tensor, num_src: int) -> None:
+    _checks.csr(rowptr, col, num_src)
+
+
+def _transpose_reference(rowptr: Tensor, col: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    return _coo_reference(col.to(torch.int64), row_of_edge(rowptr), num_src, rowptr.numel() - 1)
+
+
+def _transpose_fake(rowptr: Tensor, col: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    return rowptr.new_empty(num_src + 1), torch.empty_like(col), torch.empty_like(col, dtype=torch.int64)
+
+
+transpose_csr = define(
+    "transpose_csr(Tensor rowptr, Tensor col, int num_src) -> (Tensor, Tensor, Tensor)",
+    check=_check_transpose,
+    reference=_transpose_reference,
+    fake=_transpose_fake,
+)

@@ -1,0 +1,78 @@
+"""A linear layer on int8 codes.
+
+    y[i, o] = (x_scale_i * sum over k of x[i, k] w[o, k]) * w_scale_o + bias_o
+
+The sum is an exact int32: at most 133,144 input columns, so that no sum of products of codes can overflow. Row scales
+of x and output scales of w leave the sum, because neither depends on k.
+
+    d x_scale_i = <dy_i, (y_i - bias) / x_scale_i>      d w_scale, d bias alike, by column
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._library import define
+from .quantize_rows import CODE_MAX
+
+MAX_COLUMNS = (2**31 - 1) // CODE_MAX**2
+
+
+def _check(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> None:
+    for name, codes in (("x", x), ("w", w)):
+        _checks.dtype_of(name, codes, (torch.int8,))
+        _checks.shape_of(name, codes, (None, None), "[rows, columns]")
+    _checks.shape_of("w", w, (None, x.size(1)), f"[outputs, {x.size(1)}], the columns of `x`")
+    if x.size(1) > MAX_COLUMNS:
+        raise ValueError(f"`x` must have at most {MAX_COLUMNS} columns, or int32 sums overflow (got {x.size(1)}); split it")
+    for name, scale, count in (("x_scale", x_scale, x.size(0)), ("w_scale", w_scale, w.size(0)), ("bias", bias, w.size(0))):
+        if scale is not None:
+            _checks.dtype_of(name, scale, (torch.float32,))
+            _checks.shape_of(name, scale, (count,), f"[{count}]")
+
+
+def _products(x: Tensor, w: Tensor) -> Tensor:
+    """The integer sums, exact in float64, rounded once to float32."""
+    return (x.to(torch.float64) @ w.to(torch.float64).t()).to(torch.float32)
+
+
+def _reference(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
+    y = _products(x, w) * x_scale.unsqueeze(1) * w_scale
+    return y if bias is None else y + bias
+
+
+def _fake(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
+    return x_scale.new_empty(x.size(0), w.size(0))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, x_scale, w, w_scale = ctx.saved_tensors
+    dx_scale = dw_scale = None
+    if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
+        weighted = _products(x, w) * dy
+        dx_scale = (weighted * w_scale).sum(1)
+        dw_scale = (weighted * x_scale.unsqueeze(1)).sum(0)
+    return None, dx_scale, None, dw_scale, dy.sum(0) if ctx.needs_input_grad[4] else None
+
+
+int8_linear_op = define(
+    "int8_linear(Tensor x, Tensor x_scale, Tensor w, Tensor w_scale, Tensor? bias) -> Tensor",
+    check=_check,
+    reference=_reference,
+    fake=_fake,
+    backward=_backward,
+    setup_context=_setup_context,
+)
+
+
+def int8_linear(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """float32 [rows, outputs] from codes x [rows, columns] and w [outputs, columns], both by `quantize_rows`."""
+    return int8_linear_op(x.contiguous(), x_scale.contiguous(), w.contiguous(), w_scale.contiguous(), bias)

@@ -1,0 +1,72 @@
+"""Random words as a function of (seed, element index).
+
+    (a, b) = splitmix64(seed), its low and high 32 bits
+    x = low(index) + a;         x ^= x >> 16;   x *= 0x7feb352d
+    x ^= high(index) * 0x9e3779b9 + b;          x ^= x >> 15;   x *= 0x846ca68b;   x ^= x >> 16     (mod 2^32)
+
+For one seed the map is a bijection of the low 32 bits, so words are uniform. An element's word depends on nothing else:
+not on threads, device or order, and masks can be made again instead of being stored. C++: csrc/random-inl.h.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._library import define
+
+_WORD = 0xFFFFFFFF
+
+
+def key_of(seed: int) -> tuple[int, int]:
+    """The two words that stand for a seed (splitmix64)."""
+    mask = 2**64 - 1
+    z = (seed + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    return z & _WORD, z >> 32
+
+
+def words(seed: int, index: Tensor) -> Tensor:
+    """Random words, [0, 2^32) in int64, of the elements `index` (int64)."""
+    a, b = key_of(seed)
+    high = index >> 32
+    x = ((index & _WORD) + a) & _WORD
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _WORD
+    x = x ^ ((high * 0x9E3779B9 + b) & _WORD)
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & _WORD
+    return x ^ (x >> 16)
+
+
+def unit(seed: int, index: Tensor) -> Tensor:
+    """Uniform float32 in [0, 1), 24 bits of each word."""
+    return (words(seed, index) >> 8).to(torch.float32) * 2.0**-24
+
+
+def _check(seed: int, offset: int, numel: int, like: Tensor) -> None:
+    _checks.at_least("offset", offset, 0)
+    _checks.at_least("numel", numel, 0)
+
+
+def _reference(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:
+    index = torch.arange(offset, offset + numel, device=like.device)
+    x = words(seed, index)
+    return torch.where(x >= 2**31, x - 2**32, x).to(torch.int32)
+
+
+def _fake(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:
+    return like.new_empty(numel, dtype=torch.int32)
+
+
+_random_bits = define(
+    "random_bits(int seed, int offset, int numel, Tensor like) -> Tensor", check=_check, reference=_reference, fake=_fake
+)
+
+
+def random_bits(seed: int, numel: int, offset: int = 0, device: torch.device | str = "cpu") -> Tensor:
+    """The words of elements offset .. offset + numel, as int32 bit patterns."""
+    return _random_bits(seed, offset, numel, torch.empty(0, device=device))

@@ -1,0 +1,154 @@
+"""Neighbour sums: sparse matrix times dense rows.
+
+    sum:   out_i = dst_scale_i * sum over edges e = (j -> i) of value_e * src_scale_j * x_j
+    mean:  the sum with dst_scale_i = 1 / max(degree_i, 1)
+    max:   out_i = max over edges of value_e * x_j, 0 where there are none; ties go to the first edge (ops/spmm_max.py)
+
+`value` may have one column per head: [nnz, heads] with x [num_src, heads, width]. bfloat16 rows are summed in float32.
+
+    d x     = the same product with A transposed and the two scales exchanged
+    d value = dst_scale_i * src_scale_j * <dout_i, x_j> per head                                      (ops/sddmm.py)
+
+With fixed values nothing is kept for backward but the graph itself. Cost: nnz * width multiplications, and as many
+elements read; the sum of a row is taken in edge order, so results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._library import define
+from .csr import row_of_edge, transpose_csr
+from .gather_rows import gather_rows
+
+if TYPE_CHECKING:
+    from ..graph import Graph
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def heads_of(value: Tensor | None) -> int:
+    return value.size(1) if value is not None and value.dim() == 2 else 1
+
+
+def check_weights(rowptr: Tensor, col: Tensor, value: Tensor | None, scales: tuple[Tensor | None, Tensor | None], x: Tensor) -> None:
+    """What `spmm` and `spmm_int8` ask of structure and weights alike."""
+    _checks.csr(rowptr, col, x.size(0))
+    if value is not None:
+        _checks.dtype_of("value", value, (torch.float32, torch.float64))
+        _checks.shape_of("value", value, (col.numel(), None)[: value.dim()], f"[nnz] or [nnz, heads] with nnz = {col.numel()}")
+        if heads_of(value) == 0 or x.size(1) % heads_of(value):
+            raise ValueError(
+                f"`x` must have as many columns for every head (got {x.size(1)} columns for {heads_of(value)} heads)"
+            )
+    for name, scale, count in (("src_scale", scales[0], x.size(0)), ("dst_scale", scales[1], rowptr.numel() - 1)):
+        if scale is not None:
+            _checks.shape_of(name, scale, (count,), f"[{count}], one number per node")
+
+
+def _check(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
+    t_rowptr: Tensor | None, t_col: Tensor | None, t_perm: Tensor | None, t_value: Tensor | None,
+) -> None:  # fmt: skip
+    _checks.dtype_of("x", x, FLOATS)
+    _checks.shape_of("x", x, (None, None), "[num_src, columns]")
+    check_weights(rowptr, col, value, (src_scale, dst_scale), x)
+
+
+def weights_of_edges(
+    col: Tensor, value: Tensor | None, src_scale: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """value * src_scale of each edge, [nnz, heads]."""
+    weight = torch.ones(col.numel(), 1, dtype=dtype, device=col.device)
+    if value is not None:
+        weight = value.to(dtype).reshape(col.numel(), -1)
+    if src_scale is not None:
+        weight = weight * src_scale.to(dtype)[col.long()].unsqueeze(1)
+    return weight
+
+
+def weighted_sum(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor
+) -> Tensor:
+    """The definition of `spmm`, in the dtype of x."""
+    weight = weights_of_edges(col, value, src_scale, x.dtype)
+    heads = weight.size(1)
+    message = x[col.long()].view(col.numel(), heads, x.size(1) // heads) * weight.unsqueeze(2)
+    out = x.new_zeros(rowptr.numel() - 1, x.size(1))
+    out.index_add_(0, row_of_edge(rowptr), message.view(col.numel(), x.size(1)))
+    return out if dst_scale is None else out * dst_scale.to(x.dtype).unsqueeze(1)
+
+
+def _reference(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
+    t_rowptr: Tensor | None, t_col: Tensor | None, t_perm: Tensor | None, t_value: Tensor | None,
+) -> Tensor:  # fmt: skip
+    wide = x.float() if x.dtype == torch.bfloat16 else x
+    return weighted_sum(rowptr, col, value, src_scale, dst_scale, wide).to(x.dtype)
+
+
+def _fake(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
+    t_rowptr: Tensor | None, t_col: Tensor | None, t_perm: Tensor | None, t_value: Tensor | None,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(rowptr.size(0) - 1, x.size(1))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    rowptr, col, value, src_scale, dst_scale, x, *transposed = inputs
+    learn_value = value is not None and value.requires_grad
+    ctx.save_for_backward(rowptr, col, value, src_scale, dst_scale, x if learn_value else None, *transposed)
+    ctx.num_src = x.size(0)
+
+
+def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    rowptr, col, value, src_scale, dst_scale, x, t_rowptr, t_col, t_perm, t_value = ctx.saved_tensors
+    dx = dvalue = None
+    if ctx.needs_input_grad[5]:
+        if t_rowptr is None:
+            t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, ctx.num_src)
+        if value is not None and t_value is None:
+            t_value = gather_rows(value, t_perm)
+        dx = spmm_op(t_rowptr, t_col, t_value, dst_scale, src_scale, dout.contiguous(), None, None, None, None)
+    if ctx.needs_input_grad[2]:
+        from .sddmm import edge_gradient
+
+        dvalue = edge_gradient(rowptr, col, value, src_scale, dst_scale, x, dout, (t_rowptr, t_col, t_perm))
+    return None, None, dvalue, None, None, dx, None, None, None, None
+
+
+spmm_op = define(
+    "spmm(Tensor rowptr, Tensor col, Tensor? value, Tensor? src_scale, Tensor? dst_scale, Tensor x, "
+    "Tensor? t_rowptr, Tensor? t_col, Tensor? t_perm, Tensor? t_value) -> Tensor",
+    check=_check,
+    reference=_reference,
+    fake=_fake,
+    backward=_backward,
+    setup_context=_setup_context,
+)
+
+
+def spmm(
+    graph: Graph, x: Tensor, value: Tensor | None = None, reduce: Literal["sum", "mean", "max"] = "sum"
+) -> Tensor:
+    """Sum, mean or maximum of the neighbours' rows; `value` (CSR order) replaces the graph's own edge weights."""
+    from .spmm_max import spmm_max
+
+    if reduce not in ("sum", "mean", "max"):
+        raise ValueError(f"`reduce` must be 'sum', 'mean' or 'max' (got {reduce!r})")
+    graph.check_rows("x", x)
+    weights = graph.value if value is None else value
+    if reduce == "max":
+        return spmm_max(graph, x, weights)
+    flat = x.reshape(x.size(0), -1) if x.dim() == 3 else x
+    transposed: tuple[Tensor | None, ...] = (None, None, None, None)
+    if torch.is_grad_enabled() and (x.requires_grad or (weights is not None and weights.requires_grad)):
+        t = graph.t()
+        transposed = (t.rowptr, t.col, graph.t_perm, t.value if value is None else None)
+    dst_scale = graph.inverse_degree if reduce == "mean" else None
+    out = spmm_op(graph.rowptr, graph.col, weights, None, dst_scale, flat.contiguous(), *transposed)
+    return out.view(-1, *x.shape[1:])

@@ -1,0 +1,32 @@
+"""Every test sees uninitialised memory as NaN, so that an element which a kernel forgets is noticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gossamer import kernels
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nan_filled_empty() -> None:
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.fixture(params=kernels.available_isas() or [kernels.REFERENCE])
+def isa(request: pytest.FixtureRequest):
+    """Runs the test once per instruction set that this processor has."""
+    if request.param == kernels.REFERENCE:
+        yield request.param
+        return
+    with kernels.using_isa(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
