@@ -1,14 +1,56 @@
-# make test, make bench: each sets up everything it needs in .venv, then does its job. A second run starts at once.
+# make test, make bench: each sets up all it needs in .venv, then does its job. A second run starts at once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt
 NATIVE := $(wildcard csrc/*) $(wildcard csrc/targets/*)
+CPP := $(filter %.h %.cpp,$(NATIVE))
 
-.PHONY: test bench lint format sanitize wheel clean
+.PHONY: test bench readme lint format sanitize wheel clean
+
+test: $(VENV)/installed lint
+	$(BIN)/pytest
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/ops.py
+
+readme: $(VENV)/installed
+	$(BIN)/python benchmarks/tables.py
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/mypy
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
+
+# The kernel tests and the fuzzer on a build with the address and undefined-behaviour sanitizers. The pool is off, so
+# that every tensor is a malloc of its own with poisoned surroundings; leaks are Python's business.
+sanitize: $(VENV)/installed
+	rm -rf build/sanitize && mkdir -p build/sanitize
+	$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir build/sanitize \
+	    -C build-dir=build/sanitize-cmake -C cmake.build-type=Debug -C cmake.define.GOSSAMER_SANITIZE=ON .
+	cd build/sanitize && ../../$(BIN)/python -m zipfile -e *.whl .
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 GOSSAMER_POOL_BYTES=0 PYTHONMALLOC=malloc \
+	    GOSSAMER_TEST_NATIVE=build/sanitize/gossamer PYTHONPATH=tests/plugins \
+	    $(BIN)/python -m pytest -q -p native_from -p no:cacheprovider \
+	    tests/ops --ignore tests/ops/test_compile.py
+
+wheel: $(VENV)/installed
+	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) | $(VENV)/bin/python
-	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt --editable '.[test,bench]'
+	@echo "Setting up $(VENV): a few minutes the first time, then not again until the C++ or the dependencies change."
+	$(PIP) --editable '.[test,bench]'
 	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist

@@ -38,35 +38,41 @@ std::vector<std::string> available() {
 }
 
 void define_sparse(nb::module_& m) {
-  def(m, "spmm_f32", [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
-                        int64_t heads, Address x, Address out, int64_t cols, int threads) {
-    kernels().spmm_f32(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<float>(x), at<float>(out),
-                       cols, threads);
-  });
-  def(m, "spmm_bf16", [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
-                         int64_t heads, Address x, Address out, int64_t cols, int threads) {
-    kernels().spmm_bf16(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<uint16_t>(x),
-                        at<uint16_t>(out), cols, threads);
-  });
-  def(m, "spmm_int8", [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
-                         int64_t heads, Address x, Address out, int64_t cols, int threads) {
-    kernels().spmm_int8(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<int8_t>(x), at<float>(out),
-                        cols, threads);
-  });
-  def(m, "spmm_max", [](Address rowptr, Address col, int64_t n, Address value, Address x, Address out, Address winner,
-                        int winner_bytes, int64_t cols, int threads) {
-    kernels().spmm_max(csr(rowptr, col, n), weight(value, 0, 0, 1), at<float>(x), at<float>(out), at<void>(winner),
-                       winner_bytes, cols, threads);
-  });
-  def(m, "spmm_max_backward", [](Address rowptr, Address col, int64_t n, Address value, Address dout, Address winner,
-                                 int winner_bytes, Address dx, int64_t cols, int threads) {
-    kernels().spmm_max_backward(csr(rowptr, col, n), weight(value, 0, 0, 1), at<float>(dout), at<void>(winner),
-                                winner_bytes, at<float>(dx), cols, threads);
-  });
-  def(m, "sddmm", [](Address rowptr, Address col, int64_t n, Address a, Address b, Address out, int64_t cols,
-                     int64_t heads, int threads) {
-    kernels().sddmm(csr(rowptr, col, n), at<float>(a), at<float>(b), at<float>(out), cols, heads, threads);
-  });
+  def(m, "spmm_f32",
+      [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
+         Address x, Address out, int64_t cols, int threads) {
+        kernels().spmm_f32(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<float>(x),
+                           at<float>(out), cols, threads);
+      });
+  def(m, "spmm_bf16",
+      [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
+         Address x, Address out, int64_t cols, int threads) {
+        kernels().spmm_bf16(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<uint16_t>(x),
+                            at<uint16_t>(out), cols, threads);
+      });
+  def(m, "spmm_int8",
+      [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
+         Address x, Address out, int64_t cols, int threads) {
+        kernels().spmm_int8(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<int8_t>(x),
+                            at<float>(out), cols, threads);
+      });
+  def(m, "spmm_max",
+      [](Address rowptr, Address col, int64_t n, Address value, Address x, Address out, Address winner,
+         int winner_bytes, int64_t cols, int threads) {
+        kernels().spmm_max(csr(rowptr, col, n), weight(value, 0, 0, 1), at<float>(x), at<float>(out), at<void>(winner),
+                           winner_bytes, cols, threads);
+      });
+  def(m, "spmm_max_backward",
+      [](Address rowptr, Address col, int64_t n, Address value, Address dout, Address winner, int winner_bytes,
+         Address dx, int64_t cols, int threads) {
+        kernels().spmm_max_backward(csr(rowptr, col, n), weight(value, 0, 0, 1), at<float>(dout), at<void>(winner),
+                                    winner_bytes, at<float>(dx), cols, threads);
+      });
+  def(m, "sddmm",
+      [](Address rowptr, Address col, int64_t n, Address a, Address b, Address out, int64_t cols, int64_t heads,
+         int threads) {
+        kernels().sddmm(csr(rowptr, col, n), at<float>(a), at<float>(b), at<float>(out), cols, heads, threads);
+      });
   def(m, "edge_softmax", [](Address rowptr, int64_t n, Address logits, Address out, int64_t heads, int threads) {
     kernels().edge_softmax(csr(rowptr, 0, n), at<float>(logits), at<float>(out), heads, threads);
   });
@@ -78,16 +84,18 @@ void define_sparse(nb::module_& m) {
 }
 
 void define_graph(nb::module_& m) {
-  def(m, "coo_to_csr", [](Address dst, Address src, int index_bytes, int64_t nnz, int64_t num_dst, int64_t num_src,
-                          Address rowptr, Address col, Address perm, int threads) {
-    return coo_to_csr(at<void>(dst), at<void>(src), index_bytes, nnz, num_dst, num_src, at<int64_t>(rowptr),
-                      at<int32_t>(col), at<int64_t>(perm), threads);
-  });
-  def(m, "transpose_csr", [](Address rowptr, Address col, int64_t num_dst, int64_t num_src, Address t_rowptr,
-                             Address t_col, Address t_perm, int threads) {
-    transpose_csr(csr(rowptr, col, num_dst), num_src, at<int64_t>(t_rowptr), at<int32_t>(t_col), at<int64_t>(t_perm),
-                  threads);
-  });
+  def(m, "coo_to_csr",
+      [](Address dst, Address src, int index_bytes, int64_t nnz, int64_t num_dst, int64_t num_src, Address rowptr,
+         Address col, Address perm, int threads) {
+        return coo_to_csr(at<void>(dst), at<void>(src), index_bytes, nnz, num_dst, num_src, at<int64_t>(rowptr),
+                          at<int32_t>(col), at<int64_t>(perm), threads);
+      });
+  def(m, "transpose_csr",
+      [](Address rowptr, Address col, int64_t num_dst, int64_t num_src, Address t_rowptr, Address t_col, Address t_perm,
+         int threads) {
+        transpose_csr(csr(rowptr, col, num_dst), num_src, at<int64_t>(t_rowptr), at<int32_t>(t_col),
+                      at<int64_t>(t_perm), threads);
+      });
   def(m, "check_rowptr",
       [](Address rowptr, int64_t num_dst, int64_t nnz) { return check_rowptr(at<int64_t>(rowptr), num_dst, nnz); });
   def(m, "check_ids", [](Address ids, int index_bytes, int64_t count, int64_t limit, int threads) {
@@ -96,23 +104,27 @@ void define_graph(nb::module_& m) {
 }
 
 void define_codes(nb::module_& m) {
-  def(m, "quantize_rows", [](Address x, Address codes, Address scale, int64_t rows, int64_t cols, bool stochastic,
-                             uint64_t seed, int threads) {
-    kernels().quantize_rows(at<float>(x), at<int8_t>(codes), at<float>(scale), rows, cols, {stochastic, seed}, threads);
-  });
+  def(m, "quantize_rows",
+      [](Address x, Address codes, Address scale, int64_t rows, int64_t cols, bool stochastic, uint64_t seed,
+         int threads) {
+        kernels().quantize_rows(at<float>(x), at<int8_t>(codes), at<float>(scale), rows, cols, {stochastic, seed},
+                                threads);
+      });
   def(m, "dequantize_rows", [](Address codes, Address scale, Address out, int64_t rows, int64_t cols, int threads) {
     kernels().dequantize_rows(at<int8_t>(codes), at<float>(scale), at<float>(out), rows, cols, threads);
   });
-  def(m, "pack", [](Address x, int64_t numel, int64_t block, int bits, bool bf16_meta, Address codes, Address zero,
-                    Address range, bool stochastic, uint64_t seed, int threads) {
-    kernels().pack(at<float>(x), {numel, block, bits, bf16_meta}, at<uint8_t>(codes), at<void>(zero), at<void>(range),
-                   {stochastic, seed}, threads);
-  });
-  def(m, "unpack", [](Address codes, Address zero, Address range, int64_t numel, int64_t block, int bits,
-                      bool bf16_meta, Address out, int threads) {
-    kernels().unpack(at<uint8_t>(codes), at<void>(zero), at<void>(range), {numel, block, bits, bf16_meta},
-                     at<float>(out), threads);
-  });
+  def(m, "pack",
+      [](Address x, int64_t numel, int64_t block, int bits, bool bf16_meta, Address codes, Address zero, Address range,
+         bool stochastic, uint64_t seed, int threads) {
+        kernels().pack(at<float>(x), {numel, block, bits, bf16_meta}, at<uint8_t>(codes), at<void>(zero),
+                       at<void>(range), {stochastic, seed}, threads);
+      });
+  def(m, "unpack",
+      [](Address codes, Address zero, Address range, int64_t numel, int64_t block, int bits, bool bf16_meta,
+         Address out, int threads) {
+        kernels().unpack(at<uint8_t>(codes), at<void>(zero), at<void>(range), {numel, block, bits, bf16_meta},
+                         at<float>(out), threads);
+      });
   def(m, "gather_rows", [](Address x, Address ids, Address out, int64_t count, int64_t row_bytes, int threads) {
     kernels().gather_rows(at<char>(x), at<int64_t>(ids), at<char>(out), count, row_bytes, threads);
   });
@@ -121,16 +133,18 @@ void define_codes(nb::module_& m) {
         kernels().gather_rows_int8(at<int8_t>(codes), at<float>(scale), at<int64_t>(ids), at<float>(out), count, cols,
                                    threads);
       });
-  def(m, "gather_packed", [](Address codes, Address zero, Address range, Address ids, Address out, int64_t count,
-                             int64_t cols, int bits, bool bf16_meta, int threads) {
-    kernels().gather_packed(at<uint8_t>(codes), at<void>(zero), at<void>(range), at<int64_t>(ids), at<float>(out),
-                            count, cols, bits, bf16_meta, threads);
-  });
-  def(m, "int8_linear", [](Address x, Address x_scale, Address w, Address w_scale, Address bias, Address out,
-                           int64_t rows, int64_t in, int64_t out_features, int threads) {
-    kernels().int8_linear(at<int8_t>(x), at<float>(x_scale), at<int8_t>(w), at<float>(w_scale), at<float>(bias),
-                          at<float>(out), rows, in, out_features, threads);
-  });
+  def(m, "gather_packed",
+      [](Address codes, Address zero, Address range, Address ids, Address out, int64_t count, int64_t cols, int bits,
+         bool bf16_meta, int threads) {
+        kernels().gather_packed(at<uint8_t>(codes), at<void>(zero), at<void>(range), at<int64_t>(ids), at<float>(out),
+                                count, cols, bits, bf16_meta, threads);
+      });
+  def(m, "int8_linear",
+      [](Address x, Address x_scale, Address w, Address w_scale, Address bias, Address out, int64_t rows, int64_t in,
+         int64_t out_features, int threads) {
+        kernels().int8_linear(at<int8_t>(x), at<float>(x_scale), at<int8_t>(w), at<float>(w_scale), at<float>(bias),
+                              at<float>(out), rows, in, out_features, threads);
+      });
 }
 
 void define_dropout(nb::module_& m) {

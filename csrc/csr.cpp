@@ -9,11 +9,14 @@
 namespace gossamer {
 namespace {
 
+// Threads worth waking for `count` elements.
+int threads_for(int64_t count, int threads) { return count < 16384 || threads < 1 ? 1 : threads; }
+
 // Counters are [threads, rows]; keep them below the size of the edge list itself.
 int sort_threads(int64_t nnz, int64_t rows, int threads) {
-  int64_t limit = nnz / (rows + 1) + 1;
-  if (limit < threads) threads = int(limit);
-  return threads < 1 ? 1 : threads;
+  const int64_t limit = nnz / (rows + 1) + 1;
+  threads = threads_for(nnz, threads);
+  return limit < threads ? int(limit) : threads;
 }
 
 // place(e, position) for each edge, so that edges are ordered by row_of(e), equal rows in their old order.
@@ -21,7 +24,7 @@ template <typename RowOf, typename Place>
 void counting_sort(int64_t nnz, int64_t rows, int64_t* rowptr, int threads, const RowOf& row_of, const Place& place) {
   threads = sort_threads(nnz, rows, threads);
   std::unique_ptr<int64_t[]> next(new int64_t[size_t(threads) * size_t(rows)]());
-#pragma omp parallel for schedule(static, 1) num_threads(threads)
+#pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
   for (int t = 0; t < threads; ++t) {
     int64_t* count = next.get() + t * rows;
     for (int64_t e = nnz * t / threads; e < nnz * (t + 1) / threads; ++e) ++count[row_of(e)];
@@ -36,7 +39,7 @@ void counting_sort(int64_t nnz, int64_t rows, int64_t* rowptr, int threads, cons
     }
   }
   rowptr[rows] = position;
-#pragma omp parallel for schedule(static, 1) num_threads(threads)
+#pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
   for (int t = 0; t < threads; ++t) {
     int64_t* start = next.get() + t * rows;
     for (int64_t e = nnz * t / threads; e < nnz * (t + 1) / threads; ++e) place(e, start[row_of(e)]++);
@@ -46,7 +49,8 @@ void counting_sort(int64_t nnz, int64_t rows, int64_t* rowptr, int threads, cons
 template <typename Index>
 int64_t first_outside(const Index* ids, int64_t count, int64_t limit, int threads) {
   int64_t first = count;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(min : first)
+  threads = threads_for(count, threads);
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(min : first) if (threads > 1)
   for (int64_t k = 0; k < count; ++k)
     if (ids[k] < 0 || int64_t(ids[k]) >= limit) first = k < first ? k : first;
   return first == count ? -1 : first;

@@ -25,12 +25,13 @@ GOSSAMER_INLINE f32x16 drop16(f32x16 x, const DropRule& rule, uint64_t index, i3
 template <bool Relu, bool KeepMask>
 static void drop_all(const float* x, float* out, uint8_t* mask, int64_t numel, DropRule rule, int threads) {
   const int64_t vectors = ceil_div(numel, kLanes);
+  const bool streaming = streams(out, numel);
   parallel_for(vectors, 1024, threads, [&](int64_t first, int64_t last) {
     i32x16 kept;
     for (int64_t v = first; v < last; ++v) {
       const int64_t c = v * kLanes, count = min_of<int64_t>(kLanes, numel - c);
       if (count == kLanes) {
-        store(out + c, drop16<Relu>(load<f32x16>(x + c), rule, uint64_t(c), &kept));
+        put(out + c, drop16<Relu>(load<f32x16>(x + c), rule, uint64_t(c), &kept), streaming);
         const uint16_t bits = KeepMask ? lane_bits(kept) : 0;
         if (KeepMask) std::memcpy(mask + v * 2, &bits, 2);
       } else {
@@ -42,6 +43,7 @@ static void drop_all(const float* x, float* out, uint8_t* mask, int64_t numel, D
         if (KeepMask) std::memcpy(mask + v * 2, &bits, size_t(ceil_div(count, 8)));
       }
     }
+    stream_fence();
   });
 }
 
@@ -59,17 +61,19 @@ static void relu_dropout(const float* x, float* out, uint8_t* mask, int64_t nume
 static void masked_scale(const float* x, const uint8_t* mask, float* out, int64_t numel, double p, int threads) {
   const float scale = drop_rule(p, 0).scale;
   const int64_t vectors = ceil_div(numel, kLanes);
+  const bool streaming = streams(out, numel);
   parallel_for(vectors, 1024, threads, [&](int64_t first, int64_t last) {
     for (int64_t v = first; v < last; ++v) {
       const int64_t c = v * kLanes, count = min_of<int64_t>(kLanes, numel - c);
       uint16_t bits = 0;
       std::memcpy(&bits, mask + v * 2, count > 8 ? 2 : 1);
       if (count == kLanes) {
-        store(out + c, select(bits_to_lanes(bits), load<f32x16>(x + c) * scale, splat(0.0f)));
+        put(out + c, select(bits_to_lanes(bits), load<f32x16>(x + c) * scale, splat(0.0f)), streaming);
       } else {
         for (int64_t k = 0; k < count; ++k) out[c + k] = (bits >> k) & 1 ? x[c + k] * scale : 0.0f;
       }
     }
+    stream_fence();
   });
 }
 

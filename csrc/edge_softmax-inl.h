@@ -3,7 +3,8 @@
 // e^x for x <= 0, to 2 units in the last place: x = n ln 2 + r, a polynomial for e^r, n added to the exponent.
 GOSSAMER_INLINE f32x16 exp_nonpositive(f32x16 x) {
   const float log2_e = 1.44269504088896341f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
-  const f32x16 clamped = select(x < splat(-87.0f), splat(-87.0f), x);  // below, the result is flushed to zero; keeps NaN
+  const f32x16 clamped =
+      select(x < splat(-87.0f), splat(-87.0f), x);  // below, the result is flushed to zero; keeps NaN
   const i32x16 n = nearest_int(clamped * log2_e);
   const f32x16 nf = to_float(n);
   const f32x16 r = clamped - nf * ln2_high - nf * ln2_low;

@@ -5,11 +5,11 @@ constexpr int64_t kPrefetchRows = 8;
 static void gather_rows(const char* x, const int64_t* ids, char* out, int64_t count, int64_t row_bytes, int threads) {
   parallel_for(count, max_of<int64_t>(1, 65536 / max_of<int64_t>(row_bytes, 1)), threads,
                [&](int64_t first, int64_t last) {
-    for (int64_t k = first; k < last; ++k) {
-      if (k + kPrefetchRows < count) prefetch_bytes(x + ids[k + kPrefetchRows] * row_bytes, row_bytes);
-      std::memcpy(out + k * row_bytes, x + ids[k] * row_bytes, size_t(row_bytes));
-    }
-  });
+                 for (int64_t k = first; k < last; ++k) {
+                   if (k + kPrefetchRows < count) prefetch_bytes(x + ids[k + kPrefetchRows] * row_bytes, row_bytes);
+                   std::memcpy(out + k * row_bytes, x + ids[k] * row_bytes, size_t(row_bytes));
+                 }
+               });
 }
 
 static void gather_rows_int8(const int8_t* codes, const float* scale, const int64_t* ids, float* out, int64_t count,
@@ -17,7 +17,7 @@ static void gather_rows_int8(const int8_t* codes, const float* scale, const int6
   parallel_for(count, max_of<int64_t>(1, 16384 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
     for (int64_t k = first; k < last; ++k) {
       if (k + kPrefetchRows < count) prefetch_bytes(codes + ids[k + kPrefetchRows] * cols, cols);
-      dequantize_row(codes + ids[k] * cols, scale[ids[k]], out + k * cols, cols);
+      dequantize_row(codes + ids[k] * cols, scale[ids[k]], out + k * cols, cols, false);
     }
   });
 }
@@ -31,7 +31,7 @@ static void gather_packed_rows(const uint8_t* codes, const void* zero, const voi
     for (int64_t k = first; k < last; ++k) {
       if (k + kPrefetchRows < count) prefetch_bytes(codes + ids[k + kPrefetchRows] * bytes, bytes);
       const BlockRange r = {read_meta(zero, ids[k], bf16_meta), read_meta(range, ids[k], bf16_meta)};
-      unpack_block<Bits>(codes + ids[k] * bytes, cols, r, out + k * cols);
+      unpack_block<Bits>(codes + ids[k] * bytes, cols, r, out + k * cols, false);
     }
   });
 }

@@ -7,8 +7,8 @@ constexpr int kGroup = 4;  // u8 x s8, four products an instruction and lane; x 
 typedef int8_t Code;
 GOSSAMER_INLINE i32x16 dot_group(i32x16 acc, i32x16 x, const Code* w) {
   const i32x16 weights = load<i32x16>(w);
-  acc.part[0] = bits_of<i32x16::Part>(_mm512_dpbusd_epi32(
-      bits_of<__m512i>(acc.part[0]), bits_of<__m512i>(x.part[0]), bits_of<__m512i>(weights.part[0])));
+  acc.part[0] = bits_of<i32x16::Part>(_mm512_dpbusd_epi32(bits_of<__m512i>(acc.part[0]), bits_of<__m512i>(x.part[0]),
+                                                          bits_of<__m512i>(weights.part[0])));
   return acc;
 }
 #else
@@ -17,7 +17,8 @@ typedef int16_t Code;
 GOSSAMER_INLINE i32x16 dot_group(i32x16 acc, i32x16 x, const Code* w) {
 #if defined(__AVX512BW__)
   const i32x16 weights = load<i32x16>(w);
-  acc.part[0] += bits_of<i32x16::Part>(_mm512_madd_epi16(bits_of<__m512i>(x.part[0]), bits_of<__m512i>(weights.part[0])));
+  acc.part[0] +=
+      bits_of<i32x16::Part>(_mm512_madd_epi16(bits_of<__m512i>(x.part[0]), bits_of<__m512i>(weights.part[0])));
   return acc;
 #elif defined(__AVX2__)
   const i32x16 weights = load<i32x16>(w);
@@ -53,23 +54,24 @@ static void pack_weights(const int8_t* w, int64_t in, int64_t outs, Code* packed
   }
 }
 
-// Rows first .. first + kRows as groups of codes; missing rows and the tail of k are zero codes.
+// kRows rows as groups of codes, the tail of k zero; missing rows are left as they are, their sums go unused.
 GOSSAMER_INLINE void pack_rows(const int8_t* x, int64_t rows, int64_t in, Code* packed) {
+  const int8_t shift = kGroup == 4 ? int8_t(-128) : int8_t(0);  // as unsigned: code + 128
   const int64_t padded = ceil_div(in, kGroup) * kGroup;
-  for (int64_t r = 0; r < kRows; ++r) {
+  for (int64_t r = 0; r < rows; ++r) {
     Code* row = packed + r * padded;
-    for (int64_t k = 0; k < padded; ++k) {
-      const int8_t value = r < rows && k < in ? x[r * in + k] : int8_t(0);
-      row[k] = kGroup == 4 ? Code(value ^ int8_t(-128)) : Code(value);
-    }
+    for (int64_t k = 0; k < in; ++k) row[k] = Code(int8_t(x[r * in + k] ^ shift));
+    for (int64_t k = in; k < padded; ++k) row[k] = Code(shift);
   }
 }
 
-GOSSAMER_INLINE void int8_tile(const Code* x, int64_t groups, const Code* panel, const int32_t* sums,
-                               i32x16 (&acc)[kRows][kPanelVectors]) {
+// totals[r, o] of one block of rows and one panel of outputs.
+static inline void int8_tile(const Code* x, int64_t groups, const Code* panel, const int32_t* sums, int32_t* totals) {
+  i32x16 acc[kRows][kPanelVectors];  // stays in registers: it is written out once, below
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kPanelVectors; ++v)
-      acc[r][v] = kGroup == 4 ? load<i32x16>(sums + v * kLanes) * -128 : splat(0);
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = kGroup == 4 ? load<i32x16>(sums + v * kLanes) * -128 : splat(0);
   for (int64_t g = 0; g < groups; ++g) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -81,42 +83,55 @@ GOSSAMER_INLINE void int8_tile(const Code* x, int64_t groups, const Code* panel,
         acc[r][v] = dot_group(acc[r][v], all, panel + (g * kPanel + v * kLanes) * kGroup);
     }
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanelVectors; ++v) store(totals + r * kPanel + v * kLanes, acc[r][v]);
+}
+
+// One row of a tile: scale, add the bias, store; past the caches when the whole result is too large for them.
+GOSSAMER_INLINE void int8_epilogue(const int32_t* totals, float x_scale, const float* w_scale, const float* bias,
+                                   float* out, int64_t left, bool streaming) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kPanelVectors; ++v) {
+    const int64_t o = v * kLanes;
+    const f32x16 y = to_float(load<i32x16>(totals + o)) * x_scale * load<f32x16>(w_scale + o) + load<f32x16>(bias + o);
+    if (o + kLanes <= left) {
+      put(out + o, y, streaming);
+    } else if (o < left) {
+      float tail[kLanes];
+      store(tail, y);
+      std::memcpy(out + o, tail, size_t(left - o) * sizeof(float));
+    }
+  }
 }
 
 static void int8_linear(const int8_t* x, const float* x_scale, const int8_t* w, const float* w_scale, const float* bias,
                         float* out, int64_t rows, int64_t in, int64_t outs, int threads) {
   const int64_t groups = ceil_div(in, kGroup), panels = ceil_div(outs, kPanel), padded = panels * kPanel;
-  Code* packed = new Code[size_t(padded * groups * kGroup + 64)];
-  int32_t* sums = new int32_t[size_t(padded)];
-  float* scales = new float[size_t(2 * padded)]();
-  float* biases = scales + padded;
-  pack_weights(w, in, outs, packed, sums);
-  std::memcpy(scales, w_scale, size_t(outs) * sizeof(float));
-  if (bias) std::memcpy(biases, bias, size_t(outs) * sizeof(float));
-  parallel_for(ceil_div(rows, kRows), max_of<int64_t>(1, 65536 / (in * outs + 1)), threads,
-               [&](int64_t first, int64_t last) {
-    Code* codes = new Code[size_t(kRows * groups * kGroup + 64)];
-    for (int64_t block = first; block < last; ++block) {
-      const int64_t row = block * kRows, count = min_of<int64_t>(kRows, rows - row);
-      pack_rows(x + row * in, count, in, codes);
-      for (int64_t p = 0; p < panels; ++p) {
-        i32x16 acc[kRows][kPanelVectors];
-        int8_tile(codes, groups, packed + p * groups * kPanel * kGroup, sums + p * kPanel, acc);
-        for (int r = 0; r < count; ++r) {
-          for (int v = 0; v < kPanelVectors; ++v) {
-            const int64_t o = p * kPanel + v * kLanes;
-            const f32x16 scaled = to_float(acc[r][v]) * x_scale[row + r] * load<f32x16>(scales + o);
-            const f32x16 y = scaled + load<f32x16>(biases + o);
-            float* to = out + (row + r) * outs + o;
-            if (o + kLanes <= outs) store(to, y);
-            else if (o < outs) std::memcpy(to, &y, size_t(outs - o) * sizeof(float));
+  Buffer<Code> packed(padded * groups * kGroup);
+  Buffer<int32_t> sums(padded);
+  Buffer<float> scales(padded), biases(padded);
+  pack_weights(w, in, outs, packed.data, sums.data);
+  for (int64_t o = 0; o < padded; ++o) {
+    scales.data[o] = o < outs ? w_scale[o] : 0.0f;
+    biases.data[o] = o < outs && bias ? bias[o] : 0.0f;
+  }
+  const bool streaming = outs % kLanes == 0 && streams(out, rows * outs);
+  parallel_for(
+      ceil_div(rows, kRows), max_of<int64_t>(1, 65536 / (in * outs + 1)), threads, [&](int64_t first, int64_t last) {
+        Buffer<Code> codes(kRows * groups * kGroup);
+        for (int64_t block = first; block < last; ++block) {
+          const int64_t row = block * kRows, count = min_of<int64_t>(kRows, rows - row);
+          pack_rows(x + row * in, count, in, codes.data);
+          for (int64_t p = 0; p < panels; ++p) {
+            alignas(64) int32_t totals[kRows * kPanel];
+            int8_tile(codes.data, groups, packed.data + p * groups * kPanel * kGroup, sums.data + p * kPanel, totals);
+            for (int r = 0; r < count; ++r)
+              int8_epilogue(totals + r * kPanel, x_scale[row + r], scales.data + p * kPanel, biases.data + p * kPanel,
+                            out + (row + r) * outs + p * kPanel, outs - p * kPanel, streaming);
           }
         }
-      }
-    }
-    delete[] codes;
-  });
-  delete[] scales;
-  delete[] sums;
-  delete[] packed;
+        stream_fence();
+      });
 }

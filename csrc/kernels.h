@@ -79,8 +79,8 @@ extern const Kernels* const avx512vnni_kernels;
 
 // isa.cpp: the table in use, chosen once from the processor and GOSSAMER_ISA, and how to change it.
 const Kernels& kernels();
-bool use_kernels(const char* name);            // false: unknown, not built, or not supported by this processor
-const char* const* available_kernels();        // null-terminated, slowest first
+bool use_kernels(const char* name);      // false: unknown, not built, or not supported by this processor
+const char* const* available_kernels();  // null-terminated, slowest first
 
 // csr.cpp: no SIMD, hence one build. Each returns the first offending position, or -1.
 int64_t coo_to_csr(const void* dst, const void* src, int index_bytes, int64_t nnz, int64_t num_dst, int64_t num_src,

@@ -1,5 +1,5 @@
-// Blocks of few-bit codes. Per block: zero <= min x, range >= max x - zero, code = min(floor((x - zero) * inv + u), top)
-// with top = 2^bits - 1 and inv = top / range. Element e of a block occupies bits (e * bits) mod 8 upward of byte
+// Blocks of few-bit codes. Per block: zero <= min x, range >= max x - zero, code = min(floor((x - zero) * inv + u),
+// top) with top = 2^bits - 1 and inv = top / range. Element e of a block occupies bits (e * bits) mod 8 upward of byte
 // e * bits / 8; every block starts on a byte.
 
 GOSSAMER_INLINE float bf16_down(float x) {  // the largest bfloat16 that is not above x
@@ -31,7 +31,7 @@ GOSSAMER_INLINE BlockRange block_range(const float* x, int64_t n, bool bf16_meta
     top = max_of(top, bits_of<int32_t>(x[c]) & 0x7fffffff);
   }
   if (top >= 0x7f800000) return {__builtin_nanf(""), 0.0f};  // not finite: the whole block decodes to NaN
-  const float largest = 3.38953139e38f;                       // the largest bfloat16
+  const float largest = 3.38953139e38f;                      // the largest bfloat16
   const float zero = bf16_meta ? bf16_down(least) : least;
   const float spread = min_of(most - zero, largest);
   return {zero, bf16_meta ? bf16_up(spread) : spread};
@@ -121,7 +121,7 @@ static void pack_block(const float* x, int64_t n, BlockRange r, uint8_t* out, Ke
 }
 
 template <int Bits>
-static void unpack_block(const uint8_t* in, int64_t n, BlockRange r, float* out) {
+static void unpack_block(const uint8_t* in, int64_t n, BlockRange r, float* out, bool streaming) {
   const float step = r.range / float((1 << Bits) - 1);
   uint8_t codes[64];
   for (int64_t c = 0; c < n; c += 64) {
@@ -133,7 +133,7 @@ static void unpack_block(const uint8_t* in, int64_t n, BlockRange r, float* out)
     spread64<Bits>(count == 64 ? in + c * Bits / 8 : squeezed, codes);
     for (int k = 0; k < 64; k += kLanes) {
       const f32x16 q = to_float(widen(codes + k));
-      store(to + k, q * step + r.zero);
+      put(to + k, q * step + r.zero, streaming && count == 64);
     }
     if (count < 64) std::memcpy(out + c, tail, size_t(count) * sizeof(float));
   }
@@ -154,6 +154,8 @@ static void pack_blocks(const float* x, Blocks b, uint8_t* codes, void* zero, vo
   parallel_for(count, max_of<int64_t>(1, 16384 / b.block), threads, [&](int64_t first, int64_t last) {
     for (int64_t k = first; k < last; ++k) {
       const int64_t start = k * b.block, n = min_of(b.block, b.numel - start);
+      const int64_t ahead = start + kRowsAhead * b.block;
+      if (ahead < b.numel) prefetch_bytes(x + ahead, min_of(b.block, b.numel - ahead) * int64_t(sizeof(float)));
       const BlockRange r = block_range(x + start, n, b.bf16_meta);
       write_meta(zero, k, r.zero, b.bf16_meta);
       write_meta(range, k, r.range, b.bf16_meta);
@@ -166,13 +168,15 @@ static void pack_blocks(const float* x, Blocks b, uint8_t* codes, void* zero, vo
 template <int Bits>
 static void unpack_blocks(const uint8_t* codes, const void* zero, const void* range, Blocks b, float* out,
                           int threads) {
+  const bool streaming = b.block % kLanes == 0 && streams(out, b.numel);
   const int64_t count = ceil_div(b.numel, b.block), bytes = ceil_div(b.block * Bits, 8);
   parallel_for(count, max_of<int64_t>(1, 16384 / b.block), threads, [&](int64_t first, int64_t last) {
     for (int64_t k = first; k < last; ++k) {
       const int64_t start = k * b.block;
       const BlockRange r = {read_meta(zero, k, b.bf16_meta), read_meta(range, k, b.bf16_meta)};
-      unpack_block<Bits>(codes + k * bytes, min_of(b.block, b.numel - start), r, out + start);
+      unpack_block<Bits>(codes + k * bytes, min_of(b.block, b.numel - start), r, out + start, streaming);
     }
+    stream_fence();
   });
 }
 

@@ -1,6 +1,7 @@
 // Symmetric int8 codes with one scale per row: a = max|x|, scale = a / 127, code = round(x * 127 / a).
 
 constexpr float kCodeMax = 127.0f;
+constexpr int64_t kRowsAhead = 3;  // fetched while this row is being rounded
 
 GOSSAMER_INLINE float absmax(const float* x, int64_t n) {  // NaN if any element is not finite
   i32x16 top = splat(0);
@@ -49,21 +50,24 @@ static void quantize_rows(const float* x, int8_t* codes, float* scale, int64_t r
   parallel_for(rows, max_of<int64_t>(1, 16384 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const uint64_t index = uint64_t(i) * uint64_t(cols);
+      if (i + kRowsAhead < rows) prefetch_bytes(x + (i + kRowsAhead) * cols, cols * int64_t(sizeof(float)));
       if (noise.on) quantize_row<true>(x + i * cols, codes + i * cols, scale + i, cols, key, index);
       else quantize_row<false>(x + i * cols, codes + i * cols, scale + i, cols, key, index);
     }
   });
 }
 
-GOSSAMER_INLINE void dequantize_row(const int8_t* codes, float scale, float* out, int64_t cols) {
+GOSSAMER_INLINE void dequantize_row(const int8_t* codes, float scale, float* out, int64_t cols, bool streaming) {
   int64_t c = 0;
-  for (; c + kLanes <= cols; c += kLanes) store(out + c, load_float(codes + c) * scale);
+  for (; c + kLanes <= cols; c += kLanes) put(out + c, load_float(codes + c) * scale, streaming);
   for (; c < cols; ++c) out[c] = float(codes[c]) * scale;
 }
 
 static void dequantize_rows(const int8_t* codes, const float* scale, float* out, int64_t rows, int64_t cols,
                             int threads) {
+  const bool streaming = cols % kLanes == 0 && streams(out, rows * cols);
   parallel_for(rows, max_of<int64_t>(1, 16384 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) dequantize_row(codes + i * cols, scale[i], out + i * cols, cols);
+    for (int64_t i = first; i < last; ++i) dequantize_row(codes + i * cols, scale[i], out + i * cols, cols, streaming);
+    stream_fence();
   });
 }

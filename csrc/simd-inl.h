@@ -55,20 +55,20 @@ GOSSAMER_INLINE Vec<T> splat(T a) {
   return r;
 }
 
-#define GOSSAMER_ARITHMETIC(op)                                            \
-  template <typename T>                                                    \
-  GOSSAMER_INLINE Vec<T> operator op(Vec<T> a, Vec<T> b) {                 \
-    GOSSAMER_EACH_PART a.part[p] = a.part[p] op b.part[p];                 \
-    return a;                                                              \
-  }                                                                        \
-  template <typename T>                                                    \
-  GOSSAMER_INLINE Vec<T> operator op(Vec<T> a, T b) {                      \
-    GOSSAMER_EACH_PART a.part[p] = a.part[p] op b;                         \
-    return a;                                                              \
-  }                                                                        \
-  template <typename T, typename B>                                        \
-  GOSSAMER_INLINE void operator op##=(Vec<T>& a, B b) {                    \
-    a = a op b;                                                            \
+#define GOSSAMER_ARITHMETIC(op)                            \
+  template <typename T>                                    \
+  GOSSAMER_INLINE Vec<T> operator op(Vec<T> a, Vec<T> b) { \
+    GOSSAMER_EACH_PART a.part[p] = a.part[p] op b.part[p]; \
+    return a;                                              \
+  }                                                        \
+  template <typename T>                                    \
+  GOSSAMER_INLINE Vec<T> operator op(Vec<T> a, T b) {      \
+    GOSSAMER_EACH_PART a.part[p] = a.part[p] op b;         \
+    return a;                                              \
+  }                                                        \
+  template <typename T, typename B>                        \
+  GOSSAMER_INLINE void operator op## = (Vec<T> & a, B b) { \
+    a = a op b;                                            \
   }
 GOSSAMER_ARITHMETIC(+)
 GOSSAMER_ARITHMETIC(-)
@@ -89,12 +89,12 @@ GOSSAMER_INLINE Vec<T> operator>>(Vec<T> a, int b) {
 }
 
 // Comparisons give all ones or zero per lane; select(mask, a, b) takes a where the mask is set.
-#define GOSSAMER_COMPARISON(op)                                                      \
-  template <typename T>                                                              \
-  GOSSAMER_INLINE i32x16 operator op(Vec<T> a, Vec<T> b) {                           \
-    i32x16 r;                                                                        \
-    GOSSAMER_EACH_PART r.part[p] = a.part[p] op b.part[p];                           \
-    return r;                                                                        \
+#define GOSSAMER_COMPARISON(op)                            \
+  template <typename T>                                    \
+  GOSSAMER_INLINE i32x16 operator op(Vec<T> a, Vec<T> b) { \
+    i32x16 r;                                              \
+    GOSSAMER_EACH_PART r.part[p] = a.part[p] op b.part[p]; \
+    return r;                                              \
   }
 GOSSAMER_COMPARISON(<)
 GOSSAMER_COMPARISON(>)
@@ -205,7 +205,6 @@ GOSSAMER_INLINE uint16_t to_bf16(float x) {
   if ((u & 0x7fffffffu) > 0x7f800000u) return uint16_t((u >> 16) | 0x40);
   return uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
-GOSSAMER_INLINE void store_float(float* to, f32x16 v) { store(to, v); }
 GOSSAMER_INLINE void store_float(uint16_t* to, f32x16 v) {
   const u32x16 u = bits_of<u32x16>(v);
   const u32x16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
@@ -226,13 +225,24 @@ GOSSAMER_INLINE void stream(float* to, f32x16 v) {
   store(to, v);
 #endif
 }
+// Whether a result of `numel` floats should go past the caches: larger than what a last-level cache would keep of it.
+GOSSAMER_INLINE bool streams(const float* out, int64_t numel) {
+  return numel >= (int64_t(1) << 23) && reinterpret_cast<uintptr_t>(out) % 64 == 0;
+}
+GOSSAMER_INLINE bool streams(const uint16_t*, int64_t) { return false; }
+GOSSAMER_INLINE void put(float* to, f32x16 v, bool streaming) {
+  if (streaming) stream(to, v);
+  else store(to, v);
+}
+GOSSAMER_INLINE void put(uint16_t* to, f32x16 v, bool) { store_float(to, v); }
 GOSSAMER_INLINE void stream_fence() {
 #if defined(__AVX2__)
   _mm_sfence();
 #endif
 }
-GOSSAMER_INLINE void prefetch_bytes(const void* from, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(from) + b, 0, 3);
+GOSSAMER_INLINE void prefetch_bytes(const void* from, int64_t bytes) {  // at most a page: more would evict itself
+  const int64_t end = bytes < 4096 ? bytes : 4096;
+  for (int64_t b = 0; b < end; b += 64) __builtin_prefetch(static_cast<const char*>(from) + b, 0, 3);
 }
 
 // One bit per lane that is set, and back.
@@ -250,18 +260,28 @@ GOSSAMER_INLINE uint16_t lane_bits(i32x16 mask) {
 #endif
 }
 GOSSAMER_INLINE i32x16 bits_to_lanes(uint16_t bits) {
-  static const int32_t lane_bit[kLanes] = {1,   2,   4,    8,    16,   32,   64,    128,
-                                           256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  static const int32_t lane_bit[kLanes] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
   return (splat(int32_t(bits)) & load<i32x16>(lane_bit)) != splat(0);
 }
 
 // Sums and extremes over lanes; the sum always as the same tree.
-GOSSAMER_INLINE float sum_lanes(f32x16 v) {
-  float a[kLanes];
-  store(a, v);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int k = 0; k < half; ++k) a[k] += a[k + half];
-  return a[0];
+GOSSAMER_INLINE float sum_lanes(f32x16 v) {  // lane k with k + 8, then with k + 4, k + 2, k + 1
+  typedef float f32x4 __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+  typedef float f32x8 __attribute__((vector_size(32)));
+  const f32x16::Part w = v.part[0];
+  const f32x8 eight = __builtin_shufflevector(w, w, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(w, w, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif defined(__AVX2__)
+  const f32x16::Part eight = v.part[0] + v.part[kParts - 1];
+#endif
+#if defined(__AVX2__)
+  const f32x4 four =
+      __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+#else
+  const f32x4 four = (v.part[0] + v.part[2 % kParts]) + (v.part[1 % kParts] + v.part[3 % kParts]);
+#endif
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 template <typename T>
 GOSSAMER_INLINE T min_of(T a, T b) {
@@ -286,3 +306,18 @@ GOSSAMER_INLINE T min_lanes(Vec<T> v) {
   return a[0];
 }
 GOSSAMER_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Scratch memory of one call, aligned to a cache line and zeroed.
+template <typename T>
+struct Buffer {
+  T* data;
+  explicit Buffer(int64_t count) {
+    const size_t bytes = (size_t(count) * sizeof(T) + 63) / 64 * 64 + 64;
+    data = static_cast<T*>(aligned_alloc(64, bytes));
+    if (!data) __builtin_trap();
+    std::memset(data, 0, bytes);
+  }
+  ~Buffer() { free(data); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+};

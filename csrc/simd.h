@@ -3,8 +3,8 @@
 // Included inside the namespace of one target; the only place with intrinsics.
 #pragma once
 #include <cstdint>
-#include <cstring>
 #include <cstdlib>
+#include <cstring>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif

@@ -2,7 +2,7 @@
 // A row of the output stays in registers while its sources are gathered; each source row is asked for ahead of time.
 
 #if defined(__AVX512F__)
-constexpr int kTileVectors = 16;
+constexpr int kTileVectors = 8;
 #elif defined(__AVX2__)
 constexpr int kTileVectors = 4;
 #else
@@ -13,6 +13,7 @@ constexpr int64_t kPrefetchEdges = 16;
 // The edges of one output row, and how far ahead the source rows may be looked up.
 struct RowEdges {
   int64_t begin, end, nnz;
+  bool streaming;
 };
 
 GOSSAMER_INLINE float edge_weight(const EdgeWeight& w, int64_t edge, int64_t head, int32_t j) {
@@ -36,7 +37,7 @@ GOSSAMER_INLINE void spmm_tile(const Csr& a, const EdgeWeight& w, RowEdges row, 
     for (int v = 0; v < V; ++v) acc[v] += load_float(xj + v * kLanes) * weight;
   }
 #pragma GCC unroll 16
-  for (int v = 0; v < V; ++v) store_float(out + v * kLanes, acc[v] * dst_scale);
+  for (int v = 0; v < V; ++v) put(out + v * kLanes, acc[v] * dst_scale, row.streaming);
 }
 
 template <typename In, typename Out>
@@ -55,12 +56,12 @@ GOSSAMER_INLINE void spmm_tail(const Csr& a, const EdgeWeight& w, RowEdges row, 
 // Columns [begin, end) of output row i; all of them belong to one head.
 template <typename In, typename Out>
 static void spmm_row(const Csr& a, const EdgeWeight& w, int64_t i, int64_t head, const In* x, Out* out, int64_t cols,
-                     int64_t begin, int64_t end) {
-  const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst]};
+                     int64_t begin, int64_t end, bool streaming) {
+  const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst], streaming};
   const float dst_scale = w.dst_scale ? w.dst_scale[i] : 1.0f;
   int64_t c = begin;
-#define GOSSAMER_TILES(V)                                                                  \
-  for (; V <= kTileVectors && end - c >= V * kLanes; c += V * kLanes)                      \
+#define GOSSAMER_TILES(V)                                             \
+  for (; V <= kTileVectors && end - c >= V * kLanes; c += V * kLanes) \
   spmm_tile<(V <= kTileVectors ? V : 1)>(a, w, row, head, x + c, cols, dst_scale, out + i * cols + c)
   GOSSAMER_TILES(16);
   GOSSAMER_TILES(8);
@@ -74,12 +75,11 @@ static void spmm_row(const Csr& a, const EdgeWeight& w, int64_t i, int64_t head,
 template <typename In, typename Out>
 static void spmm(Csr a, EdgeWeight w, const In* x, Out* out, int64_t cols, int threads) {
   const int64_t width = cols / w.heads;
-  const int64_t P = getenv("PANEL") ? atoi(getenv("PANEL")) : 256;
-  for (int64_t head = 0; head < w.heads; ++head)
-    for (int64_t begin = head * width; begin < (head + 1) * width; begin += P) {
-      const int64_t end = min_of(begin + P, (head + 1) * width);
-      parallel_rows(a.rowptr, a.num_dst, end - begin, threads, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) spmm_row(a, w, i, head, x, out, cols, begin, end);
-      });
-    }
+  const bool streaming = width % kLanes == 0 && streams(out, a.num_dst * cols);
+  parallel_rows(a.rowptr, a.num_dst, cols, threads, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i)
+      for (int64_t head = 0; head < w.heads; ++head)
+        spmm_row(a, w, i, head, x, out, cols, head * width, (head + 1) * width, streaming);
+    stream_fence();
+  });
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"`path` must lie in an existing folder (there is no folder {path.parent}); create it")
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    temporary = str(path.with_name(f".{path.name}.{secrets.token_hex(8)}"))
+    # created as open() would, so that the umask decides who may read it; tempfile would let the owner alone
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
+        if path.exists():
+            shutil.copymode(path, temporary)
         yield temporary
         _sync(temporary)
         os.replace(temporary, path)

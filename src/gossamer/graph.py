@@ -32,15 +32,13 @@ class Graph:
     def __init__(
         self, rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None = None, perm: Tensor | None = None
     ) -> None:
+        graph_build.check_count("num_src", num_src)
         _checks.csr(rowptr, col, num_src)
         for name, tensor in (("value", value), ("perm", perm)):
             if tensor is not None:
                 _checks.shape_of(name, tensor, (col.numel(),), f"[{col.numel()}], one number per edge")
-        if value is not None and value.requires_grad:
-            raise ValueError(
-                "`value` must not require grad: a Graph holds fixed weights. For learnable ones build the graph "
-                "without them and pass ops.spmm(graph, x, value=graph.sort_edges(weight))"
-            )
+        if value is not None:
+            graph_build.check_fixed("value", value)
         self.rowptr, self.col, self.num_src, self.perm = rowptr, col, num_src, perm
         self.value = None if value is None else value.to(torch.float32).contiguous()
         self._cache: dict[str, Any] = {}
@@ -68,7 +66,10 @@ class Graph:
         """From a PyG `Data`: its `adj_t` if it has one, else `edge_index` with `edge_weight`."""
         adj_t = getattr(data, "adj_t", None)
         if adj_t is not None:
-            return cls.from_torch_sparse(adj_t.to_torch_sparse_csr_tensor() if hasattr(adj_t, "csr") else adj_t)
+            graph = cls.from_torch_sparse(adj_t.to_torch_sparse_csr_tensor() if hasattr(adj_t, "csr") else adj_t)
+            if duplicates == "keep":
+                return graph
+            return cls.from_edge_index(graph.edge_index, (graph.num_src, graph.num_dst), graph.value, duplicates)
         edge_index = getattr(data, "edge_index", None)
         if edge_index is None:
             raise ValueError(f"`data` must have an `edge_index` or an `adj_t` (got {data})")
@@ -158,7 +159,12 @@ class Graph:
     def t_perm(self) -> Tensor:
         """For each edge of `t()`, its position among this graph's edges, int64."""
         if "t_perm" not in self._cache:
-            self._cache["t_perm"] = transpose_csr(self.rowptr, self.col, self.num_src)[2]
+            held = self._cache.get("t")
+            origin = held() if isinstance(held, weakref.ref) else None
+            if origin is not None:  # t() is the graph this one was reversed from, in that graph's edge order
+                self._cache["t_perm"] = _inverse(origin.t_perm)
+            else:
+                self._cache["t_perm"] = transpose_csr(self.rowptr, self.col, self.num_src)[2]
         return self._cache["t_perm"]
 
     # Edge tensors -----------------------------------------------------------------------------------------------
@@ -169,10 +175,7 @@ class Graph:
 
     def unsort_edges(self, attribute: Tensor) -> Tensor:
         """The inverse of `sort_edges`."""
-        perm = self._require_perm("unsort_edges", attribute)
-        inverse = torch.empty_like(perm)
-        inverse[perm] = torch.arange(perm.numel(), device=perm.device)
-        return gather_rows(attribute, inverse)
+        return gather_rows(attribute, _inverse(self._require_perm("unsort_edges", attribute)))
 
     # Derived graphs ---------------------------------------------------------------------------------------------
 
@@ -220,6 +223,10 @@ class Graph:
         size = str(self.num_src) if self.num_src == self.num_dst else f"{self.num_src} -> {self.num_dst}"
         return f"Graph({size} nodes, {self.num_edges} edges{'' if self.value is None else ', weighted'})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles start without a cache, whose weak reference cannot be pickled."""
+        return Graph, (self.rowptr, self.col, self.num_src, self.value, self.perm)
+
     def _cached(self, key: str, compute: Any) -> Any:
         if key not in self._cache:
             self._cache[key] = compute()
@@ -236,5 +243,13 @@ class Graph:
                 "derived or loaded, so its edges no longer correspond to a list"
             )
         if attribute.dim() == 0 or attribute.size(0) != self.num_edges:
-            raise ValueError(f"`attribute` must have {self.num_edges} rows, one per edge (got {tuple(attribute.shape)})")
+            raise ValueError(
+                f"`attribute` must have {self.num_edges} rows, one per edge (got {tuple(attribute.shape)})"
+            )
         return self.perm
+
+
+def _inverse(perm: Tensor) -> Tensor:
+    inverse = torch.empty_like(perm)
+    inverse[perm] = torch.arange(perm.numel(), device=perm.device)
+    return inverse

@@ -5,6 +5,7 @@ Each function returns the arguments of Graph: rowptr, col, num_src, value, perm.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -31,16 +32,36 @@ def from_edge_index(
         _check_weight(weight, edge_index.size(1))
     num_src, num_dst = node_counts(edge_index, num_nodes)
     src, dst = edge_index[0], edge_index[1]
+    _check_ids("edge_index[0]", src, num_src)
+    _check_ids("edge_index[1]", dst, num_dst)
     if duplicates != "keep":
         return _merged(src, dst, num_src, num_dst, weight, duplicates)
     rowptr, col, perm = coo_to_csr(dst, src, num_dst, num_src)
     return rowptr, col, num_src, None if weight is None else weight[perm], perm
 
 
+def _check_ids(name: str, ids: Tensor, count: int) -> None:
+    at = _checks.first_outside(ids, count)
+    if at >= 0:
+        raise IndexError(
+            f"`{name}` must hold ids of the {count} nodes, 0 to {count - 1} (got {int(ids[at])} at position {at}); "
+            "correct it, or pass the right `num_nodes`"
+        )
+
+
 def _check_weight(weight: Tensor, nnz: int) -> None:
     if not weight.is_floating_point():
         raise TypeError(f"`weight` must be floating point (got {weight.dtype}); convert it with `.float()`")
     _checks.shape_of("weight", weight, (nnz,), f"[{nnz}], one number per edge")
+    check_fixed("weight", weight)
+
+
+def check_fixed(name: str, weights: Tensor) -> None:
+    if weights.requires_grad:
+        raise ValueError(
+            f"`{name}` must not require grad: a Graph holds fixed weights. Detach it; for learnable weights build the "
+            "graph without them and pass ops.spmm(graph, x, value=graph.sort_edges(weight))"
+        )
 
 
 def node_counts(edge_index: Tensor, num_nodes: int | tuple[int, int] | None) -> tuple[int, int]:
@@ -48,16 +69,22 @@ def node_counts(edge_index: Tensor, num_nodes: int | tuple[int, int] | None) -> 
     if num_nodes is None:
         largest = int(edge_index.max()) + 1 if edge_index.numel() else 0
         num_nodes = max(largest, 0)
-    counts = (num_nodes, num_nodes) if isinstance(num_nodes, int) else tuple(num_nodes)
-    if len(counts) != 2 or not all(isinstance(c, int) for c in counts):
-        raise TypeError(f"`num_nodes` must be an int or (num_src, num_dst) (got {num_nodes!r})")
-    for count in counts:
-        if not 0 <= count <= MAX_NODES:
-            raise ValueError(
-                f"`num_nodes` must lie between 0 and {MAX_NODES}, because node ids are stored as int32 (got {count}); "
-                "split the graph into smaller ones"
-            )
-    return counts[0], counts[1]
+    pair = num_nodes if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
+    try:
+        num_src, num_dst = (operator.index(count) for count in pair)
+    except (TypeError, ValueError):
+        raise TypeError(f"`num_nodes` must be an int or (num_src, num_dst) (got {num_nodes!r})") from None
+    check_count("num_nodes", num_src)
+    check_count("num_nodes", num_dst)
+    return num_src, num_dst
+
+
+def check_count(name: str, count: int) -> None:
+    if not 0 <= count <= MAX_NODES:
+        raise ValueError(
+            f"`{name}` must lie between 0 and {MAX_NODES}, because node ids are stored as int32 (got {count}); "
+            "split the graph into smaller ones"
+        )
 
 
 def _merged(src: Tensor, dst: Tensor, num_src: int, num_dst: int, weight: Tensor | None, how: str) -> Parts:
@@ -74,7 +101,8 @@ def _merged(src: Tensor, dst: Tensor, num_src: int, num_dst: int, weight: Tensor
         group = first.cumsum(0) - 1
         sorted_weight = weight[by_src][by_dst]
         reduce = {"sum": "sum", "mean": "mean", "max": "amax"}[how]
-        value = sorted_weight.new_zeros(int(first.sum())).scatter_reduce(0, group, sorted_weight, reduce, include_self=False)
+        value = sorted_weight.new_zeros(int(first.sum()))
+        value = value.scatter_reduce(0, group, sorted_weight, reduce, include_self=False)
     return merged_rowptr, col[first], num_src, value, None
 
 
@@ -82,11 +110,13 @@ def from_torch_sparse(matrix: Tensor) -> Parts:
     if not isinstance(matrix, Tensor) or matrix.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
         got = getattr(matrix, "layout", type(matrix).__name__)
         raise TypeError(f"`matrix` must be a torch.sparse COO, CSR or CSC tensor (got {got}); use `.to_sparse_csr()`")
-    if matrix.dim() != 2:
-        raise ValueError(f"`matrix` must have two dimensions (got the shape {tuple(matrix.shape)})")
+    if matrix.dim() != 2 or matrix.dense_dim():
+        raise ValueError(f"`matrix` must have two dimensions, both sparse (got the shape {tuple(matrix.shape)})")
+    check_fixed("matrix", matrix)
     num_dst, num_src = matrix.shape
-    if matrix.layout == torch.sparse_csr:
-        return _from_csr(matrix.crow_indices(), matrix.col_indices(), matrix.values(), num_src)
+    if matrix.layout == torch.sparse_csr:  # copied, so that changing the matrix later does not change the graph
+        rowptr, col, values = matrix.crow_indices().clone(), matrix.col_indices().clone(), matrix.values().clone()
+        return _from_csr(rowptr, col, values, num_src)
     if matrix.layout == torch.sparse_csc:
         dst, values = matrix.row_indices().long(), matrix.values()
         src = row_of_edge(matrix.ccol_indices().long())
@@ -99,21 +129,25 @@ def from_torch_sparse(matrix: Tensor) -> Parts:
 def from_scipy(matrix: Any) -> Parts:
     if not hasattr(matrix, "tocsr"):
         raise TypeError(f"`matrix` must be a SciPy sparse matrix (got {type(matrix).__name__})")
-    csr = matrix.tocsr()
-    values = torch.from_numpy(csr.data) if csr.data.dtype.kind in "fiu" else torch.ones(csr.nnz)
-    return _from_csr(torch.from_numpy(csr.indptr), torch.from_numpy(csr.indices), values, csr.shape[1])
+    if len(matrix.shape) != 2:
+        raise ValueError(f"`matrix` must have two dimensions (got the shape {matrix.shape})")
+    csr = matrix.tocsr(copy=True)  # copied, so that changing the matrix later does not change the graph
+    rowptr, col, values = (torch.from_numpy(part) for part in (csr.indptr, csr.indices, csr.data))
+    parts = _from_csr(rowptr, col, values, csr.shape[1])
+    return parts if matrix.format == "csr" else (*parts[:4], None)  # other formats list their entries otherwise
 
 
 def _from_csr(rowptr: Tensor, col: Tensor, values: Tensor, num_src: int) -> Parts:
     if num_src > MAX_NODES:
         raise ValueError(f"`matrix` must have at most {MAX_NODES} columns (got {num_src}); split the graph")
     _checks.ids_within("col", col, num_src, "source nodes")
-    return rowptr.long(), col.to(torch.int32), num_src, _values(values), torch.arange(col.numel())
+    return rowptr.long(), col.to(torch.int32), num_src, _values(values), torch.arange(col.numel(), device=col.device)
 
 
 def _values(values: Tensor) -> Tensor:
-    _checks.shape_of("values", values, (None,), "[nnz], one number per entry")
-    return values.detach().to(torch.float32)
+    if values.is_complex():
+        raise TypeError(f"`matrix` must hold real numbers (got {values.dtype}); take `.real` or `abs`")
+    return values.to(torch.float32)
 
 
 def with_self_loops(rowptr: Tensor, col: Tensor, value: Tensor | None, fill: float) -> Parts:
@@ -131,7 +165,10 @@ def with_self_loops(rowptr: Tensor, col: Tensor, value: Tensor | None, fill: flo
     if value is None:
         return new_rowptr, new_col, n, None, None
     loop_value = torch.full((n,), fill, dtype=value.dtype, device=col.device)
-    loop_value[row[~keep]] = value[~keep]  # in edge order, so the last loop of a node counts
+    loop_row = row[~keep]
+    last = torch.ones_like(loop_row, dtype=torch.bool)  # of a node's loops: writing all would be a race
+    last[:-1] = loop_row[1:] != loop_row[:-1]
+    loop_value[loop_row[last]] = value[~keep][last]
     new_value = torch.empty(new_col.numel(), dtype=value.dtype, device=col.device)
     new_value[at], new_value[loop_at] = value[keep], loop_value
     return new_rowptr, new_col, n, new_value, None

@@ -39,14 +39,18 @@ def load(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor, int, Tensor | No
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except SafetensorError as error:
-        raise ValueError(f"`path` must be a file written by Graph.save; {path} is truncated or not safetensors ({error})") from error
+        raise ValueError(
+            f"`path` must be a file written by Graph.save; {path} is truncated or not safetensors ({error})"
+        ) from error
     if metadata.get("format") != FORMAT or not {"rowptr", "col"} <= tensors.keys():
         raise ValueError(
             f"`path` must be a file written by Graph.save, of format {FORMAT!r} with rowptr and col "
             f"({path} has the format {metadata.get('format')!r} and holds {sorted(tensors)})"
         )
     if not metadata.get("num_src", "").isdigit():
-        raise ValueError(f"`path` must name the number of sources in its metadata ({path} has {metadata.get('num_src')!r})")
+        raise ValueError(
+            f"`path` must name the number of sources in its metadata ({path} has {metadata.get('num_src')!r})"
+        )
     value = tensors.get("value")
     if value is not None and value.dtype != torch.float32:
         raise ValueError(f"`path` must hold float32 weights ({path} holds {value.dtype})")

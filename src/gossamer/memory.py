@@ -32,7 +32,7 @@ def default_limit() -> int:
     text = os.environ.get("GOSSAMER_POOL_BYTES")
     if text is None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"`GOSSAMER_POOL_BYTES` must be a whole number of bytes, 0 for no pool (got {text!r})")
     return int(text)
 
@@ -47,7 +47,7 @@ def set_limit(num_bytes: int) -> None:
     global _limit
     if num_bytes < 0:
         raise ValueError(f"`num_bytes` must not be negative; 0 switches the pool off (got {num_bytes})")
-    _limit = num_bytes if native else 0
+    _limit = min(num_bytes, 2**62) if native else 0
     if native:
         native.pool_limit(_limit)
 
@@ -75,7 +75,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
     assert native is not None  # a limit is only set with the native module
     out = torch.from_dlpack(native.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8))
-    if torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory:
+    if torch.are_deterministic_algorithms_enabled() and getattr(deterministic, "fill_uninitialized_memory", False):
         out.fill_(float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max)  # as torch.empty does then
     return out
 

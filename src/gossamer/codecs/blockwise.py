@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..ops.pack import BITS, num_blocks, num_bytes, pack, unpack
-from .codec import Codec, Codes, as_float32, refuse_non_finite
+from .codec import Codec, Codes, as_dtype, as_float32, refuse_non_finite, refuse_too_wide
 
 
 @final
@@ -36,12 +36,15 @@ class Blockwise(Codec):
 
     def encode(self, x: Tensor, seed: int | None = None) -> Codes:
         flat = as_float32(x)
-        codes, zero, spread = pack(flat, self.bits, self.block, seed, self.meta == "bfloat16")
+        codes, zero, spread = pack(flat, self.bits, self._span(x.numel()), seed, self.meta == "bfloat16")
         refuse_non_finite(x, zero)
+        refuse_too_wide(zero, spread)
         return Codes((codes, zero, spread), x.shape, x.dtype)
 
     def decode(self, codes: Codes) -> Tensor:
-        return unpack(*codes.tensors, codes.shape.numel(), self.bits, self.block).view(codes.shape).to(codes.dtype)
+        numel = codes.shape.numel()
+        flat = unpack(*codes.tensors, numel, self.bits, self._span(numel))
+        return as_dtype(flat.view(codes.shape), codes.dtype)
 
     def nbytes(self, shape: torch.Size | tuple[int, ...]) -> int:
         numel = torch.Size(shape).numel()
@@ -50,4 +53,9 @@ class Blockwise(Codec):
 
     def error_bound(self, codes: Codes) -> Tensor:
         step = codes.tensors[2].float() / (2**self.bits - 1)
-        return step.repeat_interleave(self.block)[: codes.shape.numel()].view(codes.shape)
+        numel = codes.shape.numel()
+        return step.repeat_interleave(self._span(numel))[:numel].view(codes.shape)
+
+    def _span(self, numel: int) -> int:
+        """Elements that share a range: no more than there are."""
+        return max(1, min(self.block, numel))

@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ..ops.pack import LARGEST_BF16
+
 Self = TypeVar("Self", bound="Codec")
 
 
@@ -75,3 +77,18 @@ def refuse_non_finite(x: Tensor, metadata: Tensor) -> None:
         f"`x` must be finite to be encoded (got {nans} NaN and {infinities} infinite of {x.numel()} elements); "
         "clean it with torch.nan_to_num, or look for the step that diverged"
     )
+
+
+def refuse_too_wide(zero: Tensor, spread: Tensor) -> None:
+    """Raise if a block's range does not fit its metadata: it would decode to other numbers, or to infinity."""
+    low, width = zero.float(), spread.float()
+    if bool(((low <= -LARGEST_BF16) | (width >= LARGEST_BF16) | (low + width >= LARGEST_BF16)).any()):
+        raise ValueError(f"`x` must span less than {LARGEST_BF16:.4g}, within as much of zero; scale it down")
+
+
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Decoded x in the dtype it had. Ranges are rounded outward: half precision must not end in infinity for that."""
+    if dtype in (torch.float16, torch.bfloat16):
+        limit = torch.finfo(dtype).max
+        x = x.clamp(-limit, limit)
+    return x.to(dtype)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..ops.gather_rows import gather_rows_int8
-from ..ops.quantize_rows import dequantize_rows, quantize_rows
-from .codec import Codec, Codes, as_float32, refuse_non_finite
+from ..ops.quantize_rows import CODE_MAX, dequantize_rows, quantize_rows
+from .codec import Codec, Codes, as_dtype, as_float32, refuse_non_finite, refuse_too_wide
 
 
 @final
@@ -25,14 +25,15 @@ class RowInt8(Codec):
     def encode(self, x: Tensor, seed: int | None = None) -> Codes:
         codes, scale = quantize_rows(_rows(as_float32(x)), seed)
         refuse_non_finite(x, scale)
+        refuse_too_wide(-CODE_MAX * scale, CODE_MAX * scale)
         return Codes((codes, scale), x.shape, x.dtype)
 
     def decode(self, codes: Codes) -> Tensor:
-        return dequantize_rows(*codes.tensors).view(codes.shape).to(codes.dtype)
+        return as_dtype(dequantize_rows(*codes.tensors).view(codes.shape), codes.dtype)
 
     def decode_rows(self, codes: Codes, ids: Tensor) -> Tensor:
         """Rows `ids` of a matrix, without decoding the others."""
-        return gather_rows_int8(*codes.tensors, ids).to(codes.dtype)
+        return as_dtype(gather_rows_int8(*codes.tensors, ids), codes.dtype)
 
     def nbytes(self, shape: torch.Size | tuple[int, ...]) -> int:
         numel = torch.Size(shape).numel()

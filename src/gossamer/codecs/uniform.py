@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..ops.gather_rows import gather_packed_rows
 from ..ops.pack import BITS, num_bytes, pack, unpack
-from .codec import Codec, Codes, as_float32, refuse_non_finite
+from .codec import Codec, Codes, as_dtype, as_float32, refuse_non_finite, refuse_too_wide
 
 
 @final
@@ -33,18 +33,19 @@ class Uniform(Codec):
     def encode(self, x: Tensor, seed: int | None = None) -> Codes:
         codes, zero, spread = pack(as_float32(x), self.bits, _columns(x.shape), seed, False)
         refuse_non_finite(x, zero)
+        refuse_too_wide(zero, spread)
         return Codes((codes, zero, spread), x.shape, x.dtype)
 
     def decode(self, codes: Codes) -> Tensor:
         flat = unpack(*codes.tensors, codes.shape.numel(), self.bits, _columns(codes.shape))
-        return flat.view(codes.shape).to(codes.dtype)
+        return as_dtype(flat.view(codes.shape), codes.dtype)
 
     def decode_rows(self, codes: Codes, ids: Tensor) -> Tensor:
         """Rows `ids` of a matrix, without decoding the others."""
         packed, zero, spread = codes.tensors
         columns = _columns(codes.shape)
         rows = packed.view(-1, -(-columns * self.bits // 8))
-        return gather_packed_rows(rows, zero, spread, ids, columns, self.bits).to(codes.dtype)
+        return as_dtype(gather_packed_rows(rows, zero, spread, ids, columns, self.bits), codes.dtype)
 
     def nbytes(self, shape: torch.Size | tuple[int, ...]) -> int:
         numel, columns = torch.Size(shape).numel(), _columns(shape)

@@ -8,24 +8,24 @@ one for its device and dtype, and its PyTorch reference otherwise. `GOSSAMER_ISA
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator
-from types import ModuleType
+from typing import Any
 
 import torch  # first: its OpenMP runtime is the one that the native module shares
 
 REFERENCE = "reference"
 
 
-def _load() -> tuple[ModuleType | None, str]:
+def _load() -> tuple[Any, str]:
     """The native module, or None and the reason why there is none."""
     if os.environ.get("GOSSAMER_ISA") == REFERENCE:
         return None, "GOSSAMER_ISA=reference"
     try:
-        from gossamer import _native
+        return importlib.import_module("gossamer._native"), ""
     except ImportError as error:
         return None, f"not built ({error})"
-    return _native, ""
 
 
 native, why_missing = _load()

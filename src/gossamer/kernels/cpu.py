@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -140,9 +141,7 @@ def _edge_softmax_backward(rowptr: Tensor, p: Tensor, dp: Tensor) -> Tensor:
         return OPS["edge_softmax_backward"].reference(rowptr, p, dp)
     rowptr, p, dp = rowptr.contiguous(), p.contiguous(), dp.contiguous()
     out = memory.empty(p.shape, F32)
-    native.edge_softmax_backward(
-        _at(rowptr), rowptr.numel() - 1, _at(p), _at(dp), _at(out), p.size(1), num_threads()
-    )
+    native.edge_softmax_backward(_at(rowptr), rowptr.numel() - 1, _at(p), _at(dp), _at(out), p.size(1), num_threads())
     return out
 
 
@@ -165,9 +164,7 @@ def _pack(x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bool) -
     codes = memory.empty([num_bytes(numel, block, bits)], torch.uint8)
     meta = torch.bfloat16 if bf16_meta else F32
     zero, spread = (memory.empty([num_blocks(numel, block)], meta) for _ in range(2))
-    native.pack(
-        _at(x), numel, block, bits, bf16_meta, _at(codes), _at(zero), _at(spread), *_noise(seed), num_threads()
-    )
+    native.pack(_at(x), numel, block, bits, bf16_meta, _at(codes), _at(zero), _at(spread), *_noise(seed), num_threads())
     return codes, zero, spread
 
 
@@ -208,7 +205,13 @@ def _gather_packed_rows(codes: Tensor, zero: Tensor, spread: Tensor, ids: Tensor
 
 
 def _int8_linear(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
-    x, x_scale, w, w_scale, bias = x.contiguous(), x_scale.contiguous(), w.contiguous(), w_scale.contiguous(), _float(bias)
+    x, x_scale, w, w_scale, bias = (
+        x.contiguous(),
+        x_scale.contiguous(),
+        w.contiguous(),
+        w_scale.contiguous(),
+        _float(bias),
+    )
     out = memory.empty([x.size(0), w.size(0)], F32)
     native.int8_linear(
         _at(x), _at(x_scale), _at(w), _at(w_scale), _at(bias), _at(out), x.size(0), x.size(1), w.size(0), num_threads()
@@ -249,7 +252,7 @@ def _masked_scale(x: Tensor, mask: Tensor, p: float) -> Tensor:
 
 def bind() -> None:
     """Give every op its native kernel."""
-    kernels = {
+    kernels: dict[str, Callable[..., Any]] = {
         "coo_to_csr": _coo_to_csr,
         "transpose_csr": _transpose_csr,
         "spmm": _spmm,

@@ -50,6 +50,7 @@ def csr(rowptr: Tensor, col: Tensor, num_src: int) -> None:
     """A CSR structure that kernels may trust. Checked once per tensor: a pass leaves a mark that names the version."""
     dtype_of("col", col, (torch.int32,))
     shape_of("col", col, (None,), "[nnz]")
+    at_least("num_src", num_src, 0)
     rowptr_of(rowptr, col.numel())
     if _mark(col) != num_src:
         ids_within("col", col, num_src, "source rows")
@@ -67,7 +68,7 @@ def rowptr_of(rowptr: Tensor, nnz: int) -> None:
     if native and values.device.type == "cpu":
         at = int(native.check_rowptr(values.data_ptr(), values.numel() - 1, nnz))
     else:
-        down = (values.diff() < 0).nonzero()
+        down = (values[1:] < values[:-1]).nonzero()  # a difference could overflow
         ends = 0 if int(values[0]) else (values.numel() - 1 if int(values[-1]) != nnz else -1)
         at = int(down[0]) + 1 if len(down) and ends != 0 else ends
     if at >= 0:
@@ -87,5 +88,5 @@ def _set_mark(tensor: Tensor, fact: int) -> None:
     tensor._gossamer_checked = (_version(tensor), fact)  # type: ignore[attr-defined]
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+def _version(tensor: Tensor) -> tuple[int, ...] | None:
+    return None if tensor.is_inference() else (tensor._version, tensor.data_ptr(), tensor.numel())

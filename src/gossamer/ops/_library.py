@@ -1,7 +1,7 @@
 """How an op is made known to PyTorch, once for all of them.
 
 An op is a schema, a check of its arguments, a reference in plain PyTorch that defines it on every device, a shape rule
-(`fake`) and a gradient. `kernels.cpu` adds native kernels to some. `OPS` lists them for `gossamer doctor` and the tests.
+(`fake`) and a gradient. `kernels.cpu` adds native kernels. `OPS` lists them for `gossamer doctor` and the tests.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ def _check_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> None:
         _checks.dtype_of(name, ids, (torch.int64, torch.int32))
         _checks.shape_of(name, ids, (None,), "[nnz]")
     if dst.shape != src.shape or dst.dtype != src.dtype:
-        raise ValueError(f"`dst` and `src` must agree in length and dtype (got {dst.shape} {dst.dtype}, {src.shape} {src.dtype})")
+        raise ValueError(
+            f"`dst` and `src` must agree in length and dtype (got {dst.shape} {dst.dtype}, {src.shape} {src.dtype})"
+        )
     for name, count in (("num_dst", num_dst), ("num_src", num_src)):
         if not 0 <= count <= MAX_NODES:
             raise ValueError(

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 
 def _check(rowptr: Tensor, logits: Tensor) -> None:
-    _checks.dtype_of("logits", logits, (torch.float32, torch.float64))
-    _checks.shape_of("logits", logits, (None, None), "[nnz, heads]")
-    _checks.rowptr_of(rowptr, logits.size(0))
+    _check_edges(rowptr, "logits", logits)
+
+
+def _check_edges(rowptr: Tensor, name: str, edges: Tensor) -> None:
+    _checks.dtype_of(name, edges, (torch.float32, torch.float64))
+    _checks.shape_of(name, edges, (None, None), "[nnz, heads]")
+    _checks.rowptr_of(rowptr, edges.size(0))
 
 
 def _reference(rowptr: Tensor, logits: Tensor) -> Tensor:
@@ -63,7 +67,7 @@ edge_softmax_op = define(
 
 
 def _check_backward(rowptr: Tensor, p: Tensor, dp: Tensor) -> None:
-    _check(rowptr, p)
+    _check_edges(rowptr, "p", p)
     _checks.dtype_of("dp", dp, (p.dtype,))
     _checks.shape_of("dp", dp, tuple(p.shape), f"of the softmax, {tuple(p.shape)}")
 

@@ -28,8 +28,14 @@ def _check(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor 
         _checks.shape_of(name, codes, (None, None), "[rows, columns]")
     _checks.shape_of("w", w, (None, x.size(1)), f"[outputs, {x.size(1)}], the columns of `x`")
     if x.size(1) > MAX_COLUMNS:
-        raise ValueError(f"`x` must have at most {MAX_COLUMNS} columns, or int32 sums overflow (got {x.size(1)}); split it")
-    for name, scale, count in (("x_scale", x_scale, x.size(0)), ("w_scale", w_scale, w.size(0)), ("bias", bias, w.size(0))):
+        raise ValueError(
+            f"`x` must have at most {MAX_COLUMNS} columns, or int32 sums overflow (got {x.size(1)}); split it"
+        )
+    for name, scale, count in (
+        ("x_scale", x_scale, x.size(0)),
+        ("w_scale", w_scale, w.size(0)),
+        ("bias", bias, w.size(0)),
+    ):
         if scale is not None:
             _checks.dtype_of(name, scale, (torch.float32,))
             _checks.shape_of(name, scale, (count,), f"[{count}]")

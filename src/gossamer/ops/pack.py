@@ -70,13 +70,14 @@ def _reference(x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bo
     if x.numel() == 0:
         return x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=dtype), x.new_empty(0, dtype=dtype)
     top = 2**bits - 1
-    rows = _padded(x.reshape(-1), block)
+    rows = _padded(x.reshape(-1), min(block, x.numel()))
     finite = rows.isfinite().all(1)
     low, high = rows.amin(1).where(finite, 0.0), rows.amax(1).where(finite, 0.0)
     zero = bf16_down(low) if bf16_meta else low
     spread = (high - zero).clamp(max=LARGEST_BF16)
     spread = bf16_up(spread) if bf16_meta else spread
-    inverse = torch.where(spread > 0, (top / spread).clamp(max=3.0e38), 0.0)
+    inverse = torch.full_like(spread, top) / spread  # `top / spread` would multiply by a rounded reciprocal
+    inverse = torch.where(spread > 0, inverse.clamp(max=3.0e38), 0.0)
     if seed is None:
         u: Tensor | float = 0.5
     else:
@@ -101,7 +102,7 @@ def spread_codes(codes: Tensor, bits: int, columns: int) -> Tensor:
     """Packed bytes [rows, bytes] -> [rows, columns] codes of one byte each."""
     shifts = torch.arange(8 // bits, device=codes.device, dtype=torch.uint8) * bits
     apart = (codes.unsqueeze(2) >> shifts) & (2**bits - 1)
-    return apart.reshape(codes.size(0), -1)[:, :columns]
+    return apart.flatten(1)[:, :columns]
 
 
 def _fake(x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,6 +142,7 @@ def check_meta(zero: Tensor, spread: Tensor, blocks: int) -> None:
 
 
 def _unpack_reference(codes: Tensor, zero: Tensor, spread: Tensor, numel: int, bits: int, block: int) -> Tensor:
+    block = max(min(block, numel), 1)
     blocks, block_bytes = num_blocks(numel, block), -(-block * bits // 8)
     padded = torch.nn.functional.pad(codes, (0, blocks * block_bytes - codes.numel())).view(blocks, block_bytes)
     return decode(spread_codes(padded, bits, block), zero, spread, bits).reshape(-1)[:numel].clone()
@@ -159,7 +161,7 @@ def _unpack_fake(codes: Tensor, zero: Tensor, spread: Tensor, numel: int, bits: 
 def _unpack_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     codes, _, spread, numel, bits, block = inputs
     ctx.save_for_backward(codes, spread)
-    ctx.layout = numel, bits, block
+    ctx.layout = numel, bits, max(min(block, numel), 1)
 
 
 def _unpack_backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:

@@ -30,7 +30,8 @@ def _reference(x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
     a = torch.where(a.isfinite(), a, torch.nan)
     tiny = a < 2.0**-100
     scale = torch.where(tiny, 0.0, a / CODE_MAX)
-    inverse = torch.where(tiny | a.isnan(), 0.0, CODE_MAX / a)
+    inverse = torch.full_like(a, CODE_MAX) / a  # `CODE_MAX / a` would multiply by a rounded reciprocal
+    inverse = torch.where(tiny | a.isnan(), 0.0, inverse)
     t = torch.where(inverse.unsqueeze(1) == 0, 0.0, x * inverse.unsqueeze(1))
     if seed is None:
         t = t.round()

@@ -63,7 +63,10 @@ def _fake(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:
 
 
 _random_bits = define(
-    "random_bits(int seed, int offset, int numel, Tensor like) -> Tensor", check=_check, reference=_reference, fake=_fake
+    "random_bits(int seed, int offset, int numel, Tensor like) -> Tensor",
+    check=_check,
+    reference=_reference,
+    fake=_fake,
 )
 
 

@@ -35,15 +35,22 @@ def heads_of(value: Tensor | None) -> int:
     return value.size(1) if value is not None and value.dim() == 2 else 1
 
 
-def check_weights(rowptr: Tensor, col: Tensor, value: Tensor | None, scales: tuple[Tensor | None, Tensor | None], x: Tensor) -> None:
+def check_weights(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, scales: tuple[Tensor | None, Tensor | None], x: Tensor
+) -> None:
     """What `spmm` and `spmm_int8` ask of structure and weights alike."""
     _checks.csr(rowptr, col, x.size(0))
     if value is not None:
         _checks.dtype_of("value", value, (torch.float32, torch.float64))
-        _checks.shape_of("value", value, (col.numel(), None)[: value.dim()], f"[nnz] or [nnz, heads] with nnz = {col.numel()}")
+        _checks.shape_of(
+            "value",
+            value,
+            (col.numel(), None)[: max(value.dim(), 1)],
+            f"[nnz] or [nnz, heads] with nnz = {col.numel()}",
+        )
         if heads_of(value) == 0 or x.size(1) % heads_of(value):
             raise ValueError(
-                f"`x` must have as many columns for every head (got {x.size(1)} columns for {heads_of(value)} heads)"
+                f"`value` must have a number of heads that divides the {x.size(1)} columns (got {heads_of(value)})"
             )
     for name, scale, count in (("src_scale", scales[0], x.size(0)), ("dst_scale", scales[1], rowptr.numel() - 1)):
         if scale is not None:
@@ -59,13 +66,11 @@ def _check(
     check_weights(rowptr, col, value, (src_scale, dst_scale), x)
 
 
-def weights_of_edges(
-    col: Tensor, value: Tensor | None, src_scale: Tensor | None, dtype: torch.dtype
-) -> Tensor:
+def weights_of_edges(col: Tensor, value: Tensor | None, src_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """value * src_scale of each edge, [nnz, heads]."""
     weight = torch.ones(col.numel(), 1, dtype=dtype, device=col.device)
     if value is not None:
-        weight = value.to(dtype).reshape(col.numel(), -1)
+        weight = value.to(dtype).reshape(col.numel(), heads_of(value))
     if src_scale is not None:
         weight = weight * src_scale.to(dtype)[col.long()].unsqueeze(1)
     return weight
@@ -132,9 +137,7 @@ spmm_op = define(
 )
 
 
-def spmm(
-    graph: Graph, x: Tensor, value: Tensor | None = None, reduce: Literal["sum", "mean", "max"] = "sum"
-) -> Tensor:
+def spmm(graph: Graph, x: Tensor, value: Tensor | None = None, reduce: Literal["sum", "mean", "max"] = "sum") -> Tensor:
     """Sum, mean or maximum of the neighbours' rows; `value` (CSR order) replaces the graph's own edge weights."""
     from .spmm_max import spmm_max
 
@@ -144,11 +147,11 @@ def spmm(
     weights = graph.value if value is None else value
     if reduce == "max":
         return spmm_max(graph, x, weights)
-    flat = x.reshape(x.size(0), -1) if x.dim() == 3 else x
+    flat = x.flatten(1) if x.dim() == 3 else x
     transposed: tuple[Tensor | None, ...] = (None, None, None, None)
     if torch.is_grad_enabled() and (x.requires_grad or (weights is not None and weights.requires_grad)):
         t = graph.t()
         transposed = (t.rowptr, t.col, graph.t_perm, t.value if value is None else None)
     dst_scale = graph.inverse_degree if reduce == "mean" else None
     out = spmm_op(graph.rowptr, graph.col, weights, None, dst_scale, flat.contiguous(), *transposed)
-    return out.view(-1, *x.shape[1:])
+    return out.view(graph.num_dst, *x.shape[1:])

@@ -31,6 +31,7 @@ def _check(
     _checks.dtype_of("codes", codes, (torch.int8,))
     _checks.shape_of("codes", codes, (None, None), "[num_src, columns]")
     _checks.dtype_of("scale", scale, (torch.float32,))
+    _checks.shape_of("scale", scale, (codes.size(0),), f"[{codes.size(0)}], one number per row of `codes`")
     check_weights(rowptr, col, value, (scale, dst_scale), codes)
 
 
@@ -84,7 +85,7 @@ def spmm_int8(
         raise ValueError(f"`reduce` must be 'sum' or 'mean' (got {reduce!r}); decode with dequantize_rows for others")
     graph.check_rows("codes", codes)
     weights = graph.value if value is None else value
-    flat = codes.reshape(codes.size(0), -1) if codes.dim() == 3 else codes
+    flat = codes.flatten(1) if codes.dim() == 3 else codes
     dst_scale = graph.inverse_degree if reduce == "mean" else None
     out = spmm_int8_op(graph.rowptr, graph.col, weights, scale, dst_scale, flat.contiguous())
-    return out.view(-1, *codes.shape[1:])
+    return out.view(graph.num_dst, *codes.shape[1:])

@@ -36,7 +36,9 @@ def _check(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, max_deg
     _checks.csr(rowptr, col, x.size(0))
     if value is not None:
         _checks.dtype_of("value", value, (torch.float32, torch.float64))
-        _checks.shape_of("value", value, (col.numel(),), f"[{col.numel()}], one number per edge (heads need sum or mean)")
+        _checks.shape_of(
+            "value", value, (col.numel(),), f"[{col.numel()}], one number per edge (heads need sum or mean)"
+        )
     longest = int(rowptr.diff().max()) if rowptr.numel() > 1 else 0
     if max_degree < longest:
         raise ValueError(f"`max_degree` must be at least the longest row's, {longest} (got {max_degree})")
@@ -97,7 +99,9 @@ spmm_max_op = define(
 )
 
 
-def _check_backward(rowptr: Tensor, col: Tensor, value: Tensor | None, winner: Tensor, dout: Tensor, num_src: int) -> None:
+def _check_backward(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, winner: Tensor, dout: Tensor, num_src: int
+) -> None:
     _checks.csr(rowptr, col, num_src)
     _checks.dtype_of("winner", winner, (torch.uint8, torch.int16, torch.int32))
     _checks.shape_of("dout", dout, (rowptr.numel() - 1, None), "[num_dst, columns]")

@@ -1,0 +1,5 @@
+"""`python -m gossamer` is `gossamer`."""
+
+from .cli import app
+
+app(prog_name="gossamer")

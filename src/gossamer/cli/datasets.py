@@ -1,0 +1,41 @@
+"""`gossamer datasets`: what can be loaded here, and from where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..datasets import DatasetInfo, available
+
+
+def show(infos: list[DatasetInfo], console: Console) -> None:
+    table = Table("name", "from", "task", "nodes", "edges", "features", "classes", "note")
+    for column in table.columns[3:7]:
+        column.justify = "right"
+    for info in infos:
+        counts = [
+            f"{count:,}" if count is not None else "" for count in (info.nodes, info.edges, info.features, info.classes)
+        ]
+        style = None if info.ready else "dim"
+        table.add_row(info.name, info.source, info.task, *counts, info.note, style=style)
+    console.print(table)
+    waiting = sum(not info.ready for info in infos)
+    if waiting:
+        console.print(f"{waiting} dim rows are downloaded when first loaded, which needs a network.", style="dim")
+
+
+def datasets(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    ready: Annotated[bool, typer.Option("--ready", help="Only what can be loaded here without a network.")] = False,
+) -> None:
+    """List what `gossamer.datasets.load(name)` can load."""
+    infos = [info for info in available() if info.ready or not ready]
+    if as_json:
+        print(json.dumps([asdict(info) for info in infos], indent=1))
+    else:
+        show(infos, Console())

@@ -1,0 +1,104 @@
+"""`gossamer doctor`: what is installed, which kernel each op will use, where data is looked for, and what to mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .. import kernels, memory, ops
+
+PACKAGES = ("gossamer-gnn", "torch", "torch_geometric", "numpy", "scipy", "safetensors", "scikit-learn", "ogb")
+
+
+def openmp_runtimes() -> list[str]:
+    """Files of the OpenMP runtimes mapped into this process; more than one slows down or crashes programs."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    paths = {line.split(maxsplit=5)[-1] for line in lines if re.search(r"/lib(gomp|iomp5|omp)[^/]*\.so", line)}
+    return sorted(paths)
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def examine() -> dict[str, Any]:
+    """Everything that doctor reports, as plain data."""
+    data = os.environ.get("GOSSAMER_DATA")
+    files = len(list(Path(data).glob("*.npz"))) if data and Path(data).is_dir() else 0
+    report: dict[str, Any] = {
+        "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
+        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "isa": {"in_use": kernels.isa(), "available": kernels.available_isas(), "why_missing": kernels.why_missing},
+        "openmp_runtimes": openmp_runtimes(),
+        "ops": {name: kernels.isa() if name in ops.NATIVE else kernels.REFERENCE for name in sorted(ops.OPS)},
+        "pool": memory.stats(),
+        "data": {"GOSSAMER_DATA": data, "files": files},
+    }
+    report["advice"] = advice(report)
+    return report
+
+
+def advice(report: dict[str, Any]) -> list[str]:
+    """What to mend, in words; empty when all is well."""
+    found = []
+    if report["isa"]["in_use"] == kernels.REFERENCE:
+        reason = report["isa"]["why_missing"]
+        found.append(f"Native kernels are not in use: {reason}. Everything works, slowly; `pip install .` builds them.")
+    if len(report["openmp_runtimes"]) > 1:
+        found.append("Several OpenMP runtimes are loaded; import torch (or gossamer) before other packages.")
+    folder = report["data"]["GOSSAMER_DATA"]
+    if folder and not report["data"]["files"]:
+        found.append(f"GOSSAMER_DATA names {folder}, which holds no .npz file; point it to the folder with the graphs.")
+    return found
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    isa, cpu, data = report["isa"], report["cpu"], report["data"]
+    facts.add_row("processor", f"{cpu['name']}, {cpu['cores']} cores")
+    facts.add_row("instruction set", f"{isa['in_use']}  (available: {', '.join(isa['available']) or 'none'})")
+    facts.add_row("threads", f"{cpu['threads']}  (torch.set_num_threads)")
+    facts.add_row("OpenMP", "\n".join(report["openmp_runtimes"]) or "none found")
+    facts.add_row("buffer pool", f"up to {report['pool']['limit_bytes'] / 2**30:.1f} GB kept  (GOSSAMER_POOL_BYTES)")
+    where = f"{data['GOSSAMER_DATA']}, {data['files']} files" if data["GOSSAMER_DATA"] else "GOSSAMER_DATA is not set"
+    facts.add_row("local data", where)
+    for name, found in report["versions"].items():
+        facts.add_row(name, found or "[dim]not installed[/dim]")
+    console.print(facts)
+    table = Table("op", "runs on", title="ops on the CPU", title_justify="left")
+    for name, implementation in report["ops"].items():
+        table.add_row(name, implementation)
+    console.print(table)
+    for line in report["advice"] or ["All is well."]:
+        console.print(line, style="yellow" if report["advice"] else "green")
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False) -> None:
+    """Say what is installed, which implementation each op will use, and where data is looked for."""
+    report = examine()
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        show(report, Console())

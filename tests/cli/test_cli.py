@@ -1,0 +1,64 @@
+"""The command line: what doctor and datasets print, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gossamer import kernels, ops
+from gossamer.cli import app
+from gossamer.cli.doctor import advice, examine
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_doctor_names_every_op_and_what_it_runs_on() -> None:
+    report = json.loads(run("doctor", "--json"))
+    assert report["ops"].keys() == ops.OPS.keys()
+    assert set(report["ops"].values()) <= {kernels.isa(), kernels.REFERENCE}
+    assert report["isa"]["in_use"] == kernels.isa()
+    assert report["versions"]["torch"].startswith("2.")
+    assert report["cpu"]["threads"] >= 1
+
+
+def test_doctor_prints_tables() -> None:
+    text = run("doctor")
+    for word in ("processor", "instruction set", kernels.isa(), "spmm_int8", "OpenMP", "local data"):
+        assert word in text
+
+
+def test_doctor_without_native_kernels_says_why_and_what_to_do() -> None:
+    environment = os.environ | {"GOSSAMER_ISA": "reference"}
+    command = [sys.executable, "-m", "gossamer", "doctor", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert set(report["ops"].values()) == {"reference"}
+    assert "GOSSAMER_ISA=reference" in report["advice"][0] and "pip install" in report["advice"][0]
+
+
+def test_doctor_notices_an_empty_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_DATA", str(tmp_path))
+    assert any(str(tmp_path) in line for line in advice(examine()))
+
+
+def test_datasets_lists_what_is_ready() -> None:
+    rows = json.loads(run("datasets", "--json", "--ready"))
+    names = {row["name"] for row in rows}
+    assert {"digits", "arxiv-like"} <= names
+    assert all(row["ready"] for row in rows)
+    assert "digits" in run("datasets")
+
+
+def test_unknown_command_is_refused() -> None:
+    result = CliRunner().invoke(app, ["doktor"])
+    assert result.exit_code == 2

@@ -1,0 +1,64 @@
+"""Every codec in several settings, and a way to run it without native kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gossamer.codecs import Blockwise, Codec, RowInt8, Uniform
+from gossamer.ops import OPS
+
+BITS = (1, 2, 4, 8)
+
+# A new codec gets a row here; test_contract.py fails until it has one.
+SETTINGS: dict[str, list[Codec]] = {
+    "Blockwise": [
+        Blockwise(),
+        *(Blockwise(bits, block=100) for bits in BITS),
+        *(Blockwise(bits, block=64, meta="float32") for bits in BITS),
+        Blockwise(bits=2, block=1),
+        Blockwise(bits=1, block=7),
+        Blockwise(bits=4, block=1000, meta="float32"),
+    ],
+    "RowInt8": [RowInt8()],
+    "Uniform": [Uniform(bits) for bits in BITS],
+}
+
+
+@pytest.fixture
+def settings() -> dict[str, list[Codec]]:
+    return SETTINGS
+
+
+@pytest.fixture(params=[codec for codecs in SETTINGS.values() for codec in codecs], ids=repr)
+def codec(request: pytest.FixtureRequest) -> Codec:
+    return request.param
+
+
+@pytest.fixture
+def references(monkeypatch: pytest.MonkeyPatch) -> Callable[[], contextlib.AbstractContextManager[list[str]]]:
+    """A context manager that runs every op by its PyTorch reference and lists the names of those called."""
+
+    @contextlib.contextmanager
+    def run_references():
+        called: list[str] = []
+
+        def call(op, *args):
+            called.append(op.name)
+            op.check(*args)
+            return op.reference(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(OPS["pack"]), "__call__", call)
+            yield called
+
+    return run_references
+
+
+@pytest.fixture
+def sample() -> Callable[..., torch.Tensor]:
+    """Normal numbers, the same for the same shape."""
+    return lambda *shape: torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))

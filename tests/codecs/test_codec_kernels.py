@@ -1,0 +1,54 @@
+"""Codes are the same bits on every instruction set, with any number of threads, and by the pure references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gossamer.codecs import Codec
+
+SEEDS = (None, -7, 2**40 + 3)
+EXPECTED: dict[Codec, list[list[torch.Tensor]]] = {}  # by the references, computed once
+
+
+@pytest.fixture
+def cases(sample):
+    """Large enough for several threads to share it, and odd, so that vectors have tails; also few columns, few rows."""
+    wide = sample(171, 203)
+    wide[5] = 0.3
+    wide[6:9].relu_()
+    wide[40] *= 1e-30
+    return [wide, sample(70_001), sample(1001, 1), sample(503, 16), sample(1, 3), sample(0, 4), wide[:9].bfloat16()]
+
+
+def run(codec, x, seed) -> list[torch.Tensor]:
+    """Everything that a kernel computes for a codec."""
+    codes = codec.encode(x, seed)
+    results = [*codes.tensors, codec.decode(codes)]
+    if hasattr(codec, "decode_rows") and x.dim() == 2 and len(x):
+        results.append(codec.decode_rows(codes, torch.arange(len(x) - 1, -1, -3)))
+    return results
+
+
+def assert_same_bits(results: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for result, other in zip(results, expected, strict=True):
+        assert result.dtype == other.dtype
+        assert torch.equal(result.view(torch.uint8), other.view(torch.uint8))  # -0.0 is not 0.0 here
+
+
+def test_every_instruction_set_equals_the_reference(codec, isa, cases, references):
+    if codec not in EXPECTED:
+        with references() as called:
+            EXPECTED[codec] = [run(codec, x, seed) for x in cases for seed in SEEDS]
+        assert called, "the references did not run, so nothing would be compared"
+    results = [run(codec, x, seed) for x in cases for seed in SEEDS]
+    for result, other in zip(results, EXPECTED[codec], strict=True):
+        assert_same_bits(result, other)
+
+
+def test_any_number_of_threads(codec, threads, cases):
+    results = [run(codec, x, seed) for x in cases for seed in (None, 11)]
+    torch.set_num_threads(1)
+    expected = [run(codec, x, seed) for x in cases for seed in (None, 11)]
+    for result, other in zip(results, expected, strict=True):
+        assert_same_bits(result, other)

@@ -1,0 +1,173 @@
+"""A random well-formed call of every op, as a list of arguments: what the fuzzer starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gossamer.ops import OPS
+from gossamer.ops.pack import num_blocks, num_bytes
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+COLUMNS = st.sampled_from([0, 1, 3, 16, 18, 33])
+COUNTS = st.integers(0, 6)
+SEEDS = st.integers(-(2**63), 2**63 - 1)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def floats(draw: Draw, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+
+
+def integers(draw: Draw, low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    return torch.randint(low, max(high, low + 1), shape, generator=rng).to(dtype)
+
+
+def structure(draw: Draw) -> tuple[Tensor, Tensor, int]:
+    num_src = draw(COUNTS)
+    degrees = draw(st.lists(st.integers(0, 5 if num_src else 0), max_size=6))
+    rowptr = torch.tensor([0, *degrees], dtype=torch.int64).cumsum(0)
+    return rowptr, integers(draw, 0, num_src, (sum(degrees),), torch.int32), num_src
+
+
+def maybe(draw: Draw, value: Tensor) -> Tensor | None:
+    return value if draw(st.booleans()) else None
+
+
+def weights(draw: Draw, nnz: int, columns: int) -> Tensor | None:
+    heads = draw(st.sampled_from([h for h in (1, 2, 3) if columns % h == 0]))
+    return draw(st.sampled_from([None, floats(draw, nnz), floats(draw, nnz, heads)]))
+
+
+def spmm(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    columns = draw(COLUMNS)
+    scales = [maybe(draw, floats(draw, count)) for count in (num_src, rowptr.numel() - 1)]
+    x = floats(draw, num_src, columns).to(draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16])))
+    return [rowptr, col, weights(draw, col.numel(), columns), *scales, x, None, None, None, None]
+
+
+def spmm_int8(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    columns = draw(COLUMNS)
+    codes = integers(draw, -127, 128, (num_src, columns), torch.int8)
+    dst_scale = maybe(draw, floats(draw, rowptr.numel() - 1))
+    return [rowptr, col, weights(draw, col.numel(), columns), floats(draw, num_src), dst_scale, codes]
+
+
+def spmm_max(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    max_degree = draw(st.sampled_from([5, 6, 300, 40_000]))
+    return [rowptr, col, maybe(draw, floats(draw, col.numel())), floats(draw, num_src, draw(COLUMNS)), max_degree]
+
+
+def spmm_max_backward(draw: Draw) -> list[Any]:
+    rowptr, col, value, x, max_degree = spmm_max(draw)
+    out, winner = OPS["spmm_max"].reference(rowptr, col, value, x, max_degree)
+    return [rowptr, col, value, winner, floats(draw, *out.shape), x.size(0)]
+
+
+def sddmm(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    columns = draw(COLUMNS)
+    heads = draw(st.sampled_from([h for h in (1, 2, 3) if columns % h == 0]))
+    sides = floats(draw, rowptr.numel() - 1, columns), floats(draw, num_src, columns)
+    return [rowptr, col, *sides, heads, None, None, None]
+
+
+def edge_softmax(draw: Draw, inputs: int = 1) -> list[Any]:
+    rowptr, col, _ = structure(draw)
+    heads = draw(st.integers(0, 3))
+    return [rowptr, *(floats(draw, col.numel(), heads) for _ in range(inputs))]
+
+
+def coo_to_csr(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    dst = torch.repeat_interleave(torch.arange(rowptr.numel() - 1), rowptr.diff())
+    dtype = draw(st.sampled_from([torch.int32, torch.int64]))
+    return [dst.to(dtype), col.to(dtype), rowptr.numel() - 1, num_src]
+
+
+def table(draw: Draw) -> tuple[int, int, Tensor]:
+    rows, columns = draw(COUNTS), draw(COLUMNS)
+    return rows, columns, integers(draw, 0, rows, (draw(COUNTS) if rows else 0,), torch.int64)
+
+
+def gather_rows(draw: Draw) -> list[Any]:
+    rows, columns, ids = table(draw)
+    return [floats(draw, rows, columns).to(draw(st.sampled_from(DTYPES))), ids]
+
+
+def gather_rows_int8(draw: Draw) -> list[Any]:
+    rows, columns, ids = table(draw)
+    return [integers(draw, -127, 128, (rows, columns), torch.int8), floats(draw, rows), ids]
+
+
+def gather_packed_rows(draw: Draw) -> list[Any]:
+    rows, columns, ids = table(draw)
+    columns, bits = max(columns, 1), draw(st.sampled_from([1, 2, 4, 8]))
+    codes = integers(draw, 0, 256, (rows, -(-columns * bits // 8)), torch.uint8)
+    return [codes, floats(draw, rows), floats(draw, rows), ids, columns, bits]
+
+
+def layout(draw: Draw) -> tuple[int, int, int]:
+    return draw(st.integers(0, 300)), draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 400))
+
+
+def pack(draw: Draw) -> list[Any]:
+    numel, bits, block = layout(draw)
+    return [floats(draw, numel), bits, block, draw(st.none() | SEEDS), draw(st.booleans())]
+
+
+def unpack(draw: Draw) -> list[Any]:
+    numel, bits, block = layout(draw)
+    codes = integers(draw, 0, 256, (num_bytes(numel, block, bits),), torch.uint8)
+    meta = [floats(draw, num_blocks(numel, block)) for _ in range(2)]
+    return [codes, *meta, numel, bits, block]
+
+
+def int8_linear(draw: Draw) -> list[Any]:
+    rows, columns, outputs = draw(COUNTS), draw(COLUMNS), draw(COLUMNS)
+    x, w = (integers(draw, -127, 128, (n, columns), torch.int8) for n in (rows, outputs))
+    return [x, floats(draw, rows), w, floats(draw, outputs), maybe(draw, floats(draw, outputs))]
+
+
+def dropout(draw: Draw) -> list[Any]:
+    x = floats(draw, draw(COUNTS), draw(COLUMNS)).to(draw(st.sampled_from([torch.float32, torch.float64])))
+    return [x, draw(st.floats(0, 1)), draw(SEEDS)]
+
+
+def masked_scale(draw: Draw) -> list[Any]:
+    x, p, _ = dropout(draw)
+    return [x, integers(draw, 0, 256, ((x.numel() + 7) // 8,), torch.uint8), p]
+
+
+CALLS: dict[str, Callable[[Draw], list[Any]]] = {
+    "coo_to_csr": coo_to_csr,
+    "transpose_csr": lambda draw: list(structure(draw)),
+    "spmm": spmm,
+    "spmm_int8": spmm_int8,
+    "spmm_max": spmm_max,
+    "spmm_max_backward": spmm_max_backward,
+    "sddmm": sddmm,
+    "edge_softmax": edge_softmax,
+    "edge_softmax_backward": lambda draw: edge_softmax(draw, inputs=2),
+    "quantize_rows": lambda draw: [floats(draw, draw(COUNTS), draw(COLUMNS)), draw(st.none() | SEEDS)],
+    "dequantize_rows": lambda draw: gather_rows_int8(draw)[:2],
+    "pack": pack,
+    "unpack": unpack,
+    "gather_rows": gather_rows,
+    "gather_rows_int8": gather_rows_int8,
+    "gather_packed_rows": gather_packed_rows,
+    "int8_linear": int8_linear,
+    "random_bits": lambda draw: [draw(SEEDS), draw(st.integers(0, 2**40)), draw(st.integers(0, 99)), torch.empty(0)],
+    "dropout": dropout,
+    "dropout_mask": dropout,
+    "relu_dropout": dropout,
+    "masked_scale": masked_scale,
+}

@@ -1,0 +1,86 @@
+"""Every op with random, mostly ill-formed arguments: the reference's result, or an error that names an argument.
+
+A well-formed call is drawn first; then one argument, or none, is spoiled. Nothing here may crash, so the file is also
+what the sanitizers run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.ops import OPS
+
+from .calls import CALLS, DTYPES, Draw
+from .compare import tensors_of, using
+
+ISAS = kernels.available_isas() or [kernels.REFERENCE]
+EXTREMES = (-(2**63), -(2**31), -1, 2**31 - 1, 2**31, 2**62)
+
+
+def spoil_tensor(draw: Draw, x: Tensor) -> Tensor:
+    kinds = ["dtype", "strided", "dimension", "empty", "longer", "shorter", "transposed", "one number"]
+    kind = draw(st.sampled_from([*kinds, *(["value"] * 4 if x.numel() and not x.is_floating_point() else [])]))
+    if kind == "value":
+        at, spoiled = draw(st.integers(0, x.numel() - 1)), x.clone()
+        limits = torch.iinfo(x.dtype)
+        value = draw(st.integers(-9, 40) | st.sampled_from(EXTREMES))
+        spoiled.view(-1)[at] = min(max(value, limits.min), limits.max)
+        return spoiled
+    return {
+        "dtype": lambda: x.to(draw(st.sampled_from(DTYPES))),
+        "strided": lambda: torch.stack([x, x], -1)[..., 1],
+        "dimension": lambda: x.unsqueeze(draw(st.integers(0, x.dim()))),
+        "empty": lambda: x[:0],
+        "longer": lambda: torch.cat([x, x[-1:]]),
+        "shorter": lambda: x[:-1],
+        "transposed": lambda: x.transpose(0, -1),
+        "one number": lambda: x.sum(dtype=x.dtype),
+    }[kind]()
+
+
+def spoil(draw: Draw, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return spoil_tensor(draw, value)
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, float):
+        return draw(st.sampled_from([-1.0, -1e-9, 1.0 + 1e-9, 2.0, math.nan, math.inf]))
+    return draw(st.integers(-5, 40) | st.sampled_from([-(2**63), -(2**31), 1000]))
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Shapes, types and integers equal; sums of a few dozen numbers of size 1 to 127 near."""
+    for a, b in zip(tensors_of(actual), tensors_of(expected), strict=True):
+        near = {"rtol": 1e-2, "atol": 1e-2} if a.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-3}
+        torch.testing.assert_close(a, b, equal_nan=True, **(near if a.is_floating_point() else {"rtol": 0, "atol": 0}))
+
+
+def test_all_ops_are_here():
+    assert set(CALLS) == set(OPS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_the_references_result_or_an_error_that_names_an_argument(name, data):
+    args = CALLS[name](data.draw)
+    if (at := data.draw(st.integers(-2, len(args) - 1))) >= 0:
+        args[at] = spoil(data.draw, args[at])
+    with using(data.draw(st.sampled_from(ISAS))):
+        try:
+            out = OPS[name](*args)
+        except (ValueError, TypeError, IndexError, RuntimeError) as error:
+            names = [argument.name for argument in OPS[name].overload._schema.arguments]
+            named = re.findall(r"`(\w+)`|argument '(\w+)'", str(error))
+            assert any(n in names for pair in named for n in pair), error
+            return
+    assert_same(out, OPS[name].reference(*args))

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from gossamer.ops import OPS, int8_linear
+from gossamer.ops.int8_linear import MAX_COLUMNS
+
+from .compare import UNIT, assert_sums_agree, on_baseline, same, same_bits, with_gradients
+from .test_spmm import rand
+from .test_spmm_int8 import codes_of
+
+SHAPES = [  # rows, columns, outputs: multiples of nothing, and of everything
+    (1, 1, 1), (2, 3, 5), (5, 4, 15), (6, 5, 16), (7, 31, 17), (12, 64, 64), (13, 65, 63), (24, 128, 65),
+    (3, 130, 130), (50, 17, 129), (1, 1000, 3), (0, 5, 4), (4, 0, 5), (4, 5, 0), (0, 0, 0),
+]  # fmt: skip
+
+
+def operands(rows, columns, outputs):
+    return (
+        codes_of(rows, columns), rand(rows, seed=1).abs(), codes_of(outputs, columns, seed=2),
+        rand(outputs, seed=3).abs(), rand(outputs, seed=4),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_the_reference(shape, isa):
+    *codes, bias = operands(*shape)
+    for args in ((*codes, bias), (*codes, None)):
+        assert same(int8_linear(*args), OPS["int8_linear"].reference(*args))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_are_exact(shape, isa):
+    x, _, w, _, _ = operands(*shape)
+    y = int8_linear(x, torch.ones(shape[0]), w, torch.ones(shape[2]))
+    assert torch.equal(y.double(), x.double() @ w.double().t())  # below 2^24, which float32 holds
+
+
+def test_extreme_codes(isa):
+    """Also -128, which quantize_rows never gives: kernels that shift codes to unsigned ones must not care."""
+    values = torch.tensor([-128, -127, -1, 0, 1, 127], dtype=torch.int8)
+    x, w = torch.cartesian_prod(values, values, values), torch.cartesian_prod(values, values, values)
+    y = int8_linear(x, torch.ones(len(x)), w, torch.ones(len(w)))
+    assert torch.equal(y.double(), x.double() @ w.double().t())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_longest_sum_does_not_overflow(sign, isa):
+    x = torch.full((2, MAX_COLUMNS), 127, dtype=torch.int8)
+    w = torch.full((3, MAX_COLUMNS), 127 * sign, dtype=torch.int8)
+    w[1, ::2] *= -1
+    w[2, 0] = 0
+    y = int8_linear(x, torch.ones(2), w, torch.ones(3))
+    assert MAX_COLUMNS == 133_144
+    sums = torch.tensor([sign * MAX_COLUMNS * 127**2, 0, sign * (MAX_COLUMNS - 1) * 127**2])
+    assert torch.equal(y, sums.to(torch.float32).expand(2, 3))
+
+
+def test_longer_sums_are_refused():
+    x = torch.zeros(1, MAX_COLUMNS + 1, dtype=torch.int8)
+    with pytest.raises(ValueError, match=rf"`x`.*{MAX_COLUMNS}.*got {MAX_COLUMNS + 1}"):
+        int8_linear(x, torch.ones(1), x, torch.ones(1))
+
+
+def test_same_bits_for_every_instruction_set_and_thread_count(isa, threads):
+    args = operands(300, 130, 70)
+
+    def run():
+        return int8_linear(*args)
+
+    assert same_bits(run(), on_baseline(run))
+
+
+@pytest.mark.parametrize("k", [-20, -1, 20])
+def test_scaling_an_operand_scales_the_result_exactly(k):
+    x, x_scale, w, w_scale, _ = operands(13, 65, 17)
+
+    def run(x_scale, w_scale):
+        return with_gradients(lambda a, b: int8_linear(x, a, w, b), [x_scale, w_scale])
+
+    y, (dx_scale, dw_scale) = run(x_scale, w_scale)
+    scaled, grads = run(x_scale * 2.0**k, w_scale)
+    assert same((scaled, *grads), (y * 2.0**k, dx_scale, dw_scale * 2.0**k))
+    scaled, grads = run(x_scale, w_scale * 2.0**k)
+    assert same((scaled, *grads), (y * 2.0**k, dx_scale * 2.0**k, dw_scale))
+
+
+def test_nan_scales_show(isa):
+    x, x_scale, w, w_scale, bias = operands(5, 7, 20)
+    x_scale[1], w_scale[18] = torch.nan, torch.nan
+    y = int8_linear(x, x_scale, w, w_scale, bias)
+    want = torch.zeros(5, 20, dtype=torch.bool)
+    want[1], want[:, 18] = True, True
+    assert torch.equal(y.isnan(), want)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (13, 65, 17), (0, 3, 4), (4, 0, 5)])
+def test_gradients_equal_those_of_the_reference(shape, isa):
+    x, x_scale, w, w_scale, bias = operands(*shape)
+
+    def run(op, x=x, w=w):
+        return lambda x_scale, w_scale: op(x, x_scale, w, w_scale, None)
+
+    reference = OPS["int8_linear"].reference
+    sizes = run(reference, x.abs(), w.abs())
+    assert_sums_agree(run(OPS["int8_linear"]), run(reference), [x_scale, w_scale], sum(shape), magnitude=sizes)
+    _, (dbias,) = with_gradients(lambda b: int8_linear(x, x_scale, w, w_scale, b), [bias])
+    assert torch.equal(dbias, torch.full((shape[2],), float(shape[0])))
+
+
+def test_result_approximates_the_float_product():
+    """Both operands rounded to a step s: a term x w is off by at most (s_x |w| + s_w |x| + s_x s_w / 2) / 2."""
+    from gossamer.ops import quantize_rows
+
+    x, w = rand(20, 64), rand(30, 64, seed=1)
+    (xq, xs), (wq, ws) = quantize_rows(x), quantize_rows(w)
+    bound = (xs[:, None] * w.abs().sum(1) + ws * x.abs().sum(1)[:, None] + 32 * xs[:, None] * ws) / 2
+    error = (int8_linear(xq, xs, wq, ws).double() - x.double() @ w.double().t()).abs()
+    assert (error <= bound * (1 + 64 * UNIT)).all()
+
+
+def test_opcheck():
+    x, x_scale, w, w_scale, bias = operands(4, 7, 5)
+    leaves = [t.requires_grad_() for t in (x_scale, w_scale, bias)]
+    opcheck(OPS["int8_linear"].overload, (x, leaves[0], w, leaves[1], leaves[2]))
+    opcheck(OPS["int8_linear"].overload, (x, x_scale.detach(), w, w_scale.detach(), None))
+
+
+X, W = codes_of(2, 3), codes_of(4, 3)
+
+
+@pytest.mark.parametrize(
+    "error, name, args",
+    [
+        (TypeError, "`x`.*uint8", (X.to(torch.uint8), rand(2), W, rand(4))),
+        (TypeError, "`w`.*float32", (X, rand(2), W.float(), rand(4))),
+        (ValueError, "`x`.*shape", (X[0], rand(2), W, rand(4))),
+        (ValueError, "`w`.*\\[outputs, 3\\]", (X, rand(2), codes_of(4, 2), rand(4))),
+        (ValueError, "`x_scale`.*\\[2\\]", (X, rand(3), W, rand(4))),
+        (ValueError, "`w_scale`.*\\[4\\]", (X, rand(2), W, rand(4, 1))),
+        (ValueError, "`bias`.*\\[4\\]", (X, rand(2), W, rand(4), rand(3))),
+        (TypeError, "`x_scale`.*float64", (X, rand(2).double(), W, rand(4))),
+        (TypeError, "`bias`.*bfloat16", (X, rand(2), W, rand(4), rand(4).bfloat16())),
+    ],
+)
+def test_bad_arguments(error, name, args):
+    with pytest.raises(error, match=name):
+        int8_linear(*args)

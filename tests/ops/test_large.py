@@ -1,0 +1,96 @@
+"""Results too large for the caches are written past them, at other addresses and in other pieces: the same bits."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from gossamer import Graph
+from gossamer.ops import (
+    OPS,
+    dequantize_rows,
+    dropout_keeping_mask,
+    int8_linear,
+    masked_scale,
+    pack,
+    relu_dropout,
+    spmm,
+    spmm_int8,
+    unpack,
+)
+
+from .compare import on_baseline, same_bits
+from .test_spmm import rand
+from .test_spmm_int8 import codes_of
+
+NUMEL = 2**23 + 2**17  # more than 2^23 floats, and not a power of two
+COLUMNS = 64
+ROWS = NUMEL // COLUMNS
+
+
+@functools.cache
+def graph() -> Graph:
+    """Five edges a node, and every thousandth node without any."""
+    rng = torch.Generator().manual_seed(0)
+    src, dst = torch.randint(0, ROWS, (2, 5 * ROWS), generator=rng)
+    return Graph.from_edge_index(torch.stack([src % 1000, dst])[:, dst % 1000 != 0], (1000, ROWS))
+
+
+@functools.cache
+def masked() -> tuple[torch.Tensor, torch.Tensor]:
+    return dropout_keeping_mask(rand(NUMEL), 0.3, 1)
+
+
+@functools.cache
+def codes() -> torch.Tensor:
+    return codes_of(ROWS, COLUMNS)
+
+
+CALLS = {
+    "dropout_mask": lambda: dropout_keeping_mask(rand(NUMEL + 5), 0.3, 1),  # with a tail
+    "relu_dropout": lambda: relu_dropout(rand(NUMEL), 0.3, 1),
+    "masked_scale": lambda: masked_scale(*masked(), 0.3),
+    "dequantize_rows": lambda: dequantize_rows(codes(), rand(ROWS)),
+    "unpack": lambda: unpack(*pack(rand(NUMEL), 4, 208), NUMEL, 4, 208),  # blocks with a tail of their own
+    "int8_linear": lambda: int8_linear(codes(), rand(ROWS), codes()[:COLUMNS], rand(COLUMNS)),
+    "spmm": lambda: spmm(graph(), rand(1000, COLUMNS)),
+    "spmm, heads": lambda: spmm(graph(), rand(1000, 4, 16), value=rand(graph().num_edges, 4)),
+    "spmm_int8": lambda: spmm_int8(graph(), codes()[:1000], rand(1000)),
+}
+
+
+@functools.cache
+def want(name: str):
+    return on_baseline(CALLS[name])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget():
+    """These tensors are worth a few hundred megabytes."""
+    yield
+    for function in (graph, masked, codes, want):
+        function.cache_clear()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_same_bits_on_every_instruction_set(name, isa):
+    torch.set_num_threads(2)  # restored by the fixture of all op tests
+    assert same_bits(CALLS[name](), want(name))
+
+
+@pytest.mark.parametrize("name", ["spmm", "int8_linear", "dequantize_rows"])
+def test_parts_equal_the_reference(name):
+    """The whole is checked against a slower kernel above, some of its rows against the definition here."""
+    rows = torch.arange(0, ROWS, 9973)
+    out = CALLS[name]()[rows]
+    if name == "spmm":
+        edge = (rows.unsqueeze(1) == graph().edge_index[1]).nonzero()[:, 1]
+        rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), graph().degree[rows].cumsum(0)])
+        args = (rowptr, graph().col[edge], None, None, None, rand(1000, COLUMNS), None, None, None, None)
+    elif name == "int8_linear":
+        args = (codes()[rows], rand(ROWS)[rows], codes()[:COLUMNS], rand(COLUMNS), None)
+    else:
+        args = (codes()[rows], rand(ROWS)[rows])
+    torch.testing.assert_close(out, OPS[name].reference(*args))

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from gossamer import kernels, memory
+from gossamer.ops import random_bits
+
+pytestmark = pytest.mark.skipif(kernels.native is None, reason="the pool is part of the native module")
+
+MB = 2**20
+HUGE_PAGE = 2 * MB  # buffers are whole ones
+
+
+@pytest.fixture(autouse=True)
+def _clean_pool():
+    """An empty pool with a limit of 64 MB; the old limit returns afterwards."""
+    before = memory.stats()["limit_bytes"]
+    gc.collect()
+    memory.set_limit(64 * MB)
+    memory.trim()
+    yield
+    memory.set_limit(before)
+
+
+def floats(num_bytes: int) -> torch.Tensor:
+    return memory.empty([num_bytes // 4], torch.float32)
+
+
+def test_a_freed_buffer_is_used_again():
+    before = memory.stats()
+    x = floats(8 * MB)
+    address = x.data_ptr()
+    del x
+    y = floats(8 * MB)
+    after = memory.stats()
+    assert y.data_ptr() == address
+    assert (after["hits"] - before["hits"], after["misses"] - before["misses"]) == (1, 1)
+
+
+def test_results_of_kernels_come_from_the_pool():
+    random_bits(0, 2**20)
+    hits = memory.stats()["hits"]
+    for _ in range(5):
+        random_bits(0, 2**20)
+    assert memory.stats()["hits"] == hits + 5
+
+
+def test_a_buffer_in_use_is_never_given_twice():
+    x, y = floats(8 * MB).fill_(1.0), floats(8 * MB).fill_(2.0)
+    view = x[5:10]
+    del x
+    z = floats(8 * MB).fill_(3.0)
+    assert torch.equal(view, torch.ones(5)) and (y == 2).all() and (z == 3).all()
+
+
+def test_bytes_are_counted():
+    used = memory.stats()["used_bytes"]
+    x = floats(7 * MB)
+    assert memory.stats()["used_bytes"] - used == 8 * MB  # rounded up to whole huge pages
+    del x
+    assert memory.stats()["used_bytes"] == used
+    assert memory.stats()["free_bytes"] == 8 * MB
+
+
+def test_a_much_larger_buffer_is_not_wasted_on_a_small_request():
+    x = floats(32 * MB)
+    del x
+    hits = memory.stats()["hits"]
+    y = floats(8 * MB)
+    assert memory.stats()["hits"] == hits and memory.stats()["free_bytes"] == 32 * MB
+    z = floats(28 * MB)  # at most a quarter is wasted
+    assert memory.stats()["hits"] == hits + 1
+    del y, z
+
+
+def test_the_limit_bounds_what_is_kept():
+    memory.set_limit(20 * MB)
+    held = [floats(8 * MB) for _ in range(5)]
+    held.clear()
+    assert 0 < memory.stats()["free_bytes"] <= 20 * MB
+    memory.set_limit(8 * MB)
+    assert memory.stats()["free_bytes"] <= 8 * MB
+    assert memory.stats()["limit_bytes"] == 8 * MB
+
+
+def test_trim_gives_everything_back_and_keeps_the_limit():
+    x = floats(8 * MB)
+    del x
+    assert memory.stats()["free_bytes"] > 0
+    memory.trim()
+    assert memory.stats()["free_bytes"] == 0 and memory.stats()["limit_bytes"] == 64 * MB
+    before = memory.stats()["misses"]
+    floats(8 * MB)
+    assert memory.stats()["misses"] == before + 1
+
+
+def test_a_limit_of_zero_gives_plain_tensors():
+    memory.set_limit(0)
+    before = memory.stats()
+    x = floats(8 * MB)
+    words = random_bits(3, 2**20)
+    assert memory.stats() == before
+    assert x.shape == (2 * MB,) and words.untyped_storage().resizable()  # torch's own memory, not a borrowed buffer
+
+
+def test_small_tensors_are_plain():
+    before = memory.stats()
+    floats(memory.SMALLEST_POOLED_BYTES - 4)
+    assert memory.stats() == before
+    floats(memory.SMALLEST_POOLED_BYTES)
+    assert memory.stats()["misses"] == before["misses"] + 1
+
+
+def test_tensors_outlive_the_pool():
+    x = floats(8 * MB).fill_(7.0)
+    memory.set_limit(0)
+    assert (x == 7).all()
+    del x
+    assert memory.stats()["free_bytes"] == 0
+
+
+@pytest.mark.parametrize("dtype", sorted(memory.POOLED_DTYPES, key=str))
+def test_every_dtype(dtype):
+    x = memory.empty([3, 500, 1001], dtype)
+    assert x.dtype == dtype and x.shape == (3, 500, 1001) and x.is_contiguous() and x.device.type == "cpu"
+    x.fill_(1)
+    assert x.sum(dtype=torch.float64) == 3 * 500 * 1001
+
+
+def test_tensors_behave_as_any_other():
+    x = floats(8 * MB).fill_(1.0).requires_grad_()
+    (x * 2).sum().backward()
+    assert (x.grad == 2).all()
+    assert x.detach().numpy().base is not None
+    assert x.data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize("shape", [[0], [0, 2**40], [2**18, 0], []])
+def test_empty_and_scalar_shapes(shape):
+    assert memory.empty(shape, torch.float32).shape == torch.Size(shape)
+
+
+def test_freed_from_another_thread():
+    box = [floats(8 * MB)]
+    used = memory.stats()["used_bytes"]
+    thread = threading.Thread(target=box.clear)
+    thread.start()
+    thread.join()
+    assert memory.stats()["used_bytes"] == used - 8 * MB
+
+
+def test_many_threads_at_once():
+    errors = []
+
+    def work(number):
+        for _ in range(50):
+            x = floats(2 * MB).fill_(number)
+            if not (x == number).all():
+                errors.append(number)
+
+    used = memory.stats()["used_bytes"]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and memory.stats()["used_bytes"] == used
+
+
+def test_uninitialised_memory_is_filled_in_deterministic_mode():
+    assert torch.utils.deterministic.fill_uninitialized_memory and torch.are_deterministic_algorithms_enabled()
+    assert floats(8 * MB).isnan().all()
+    assert (memory.empty([8 * MB], torch.uint8) == 255).all()
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        x = floats(8 * MB).fill_(5.0)
+        del x
+        assert (floats(8 * MB) == 5).all()  # what the last owner left
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_a_request_that_no_machine_can_meet():
+    with pytest.raises((MemoryError, RuntimeError)):
+        memory.empty([2**50], torch.float32)
+    assert floats(8 * MB).numel() == 2 * MB  # and the pool works on
+
+
+def test_negative_limit():
+    with pytest.raises(ValueError, match=r"`num_bytes`.*got -1"):
+        memory.set_limit(-1)
+    assert memory.stats()["limit_bytes"] == 64 * MB
+
+
+def test_a_limit_beyond_any_machine_is_as_good_as_none():
+    memory.set_limit(2**70)
+    assert memory.stats()["limit_bytes"] > 2**60
+    x = floats(8 * MB)
+    del x
+    assert memory.stats()["free_bytes"] == 8 * MB
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_environment_sets_the_limit(monkeypatch):
+    result = run_python("import gossamer; print(gossamer.memory.stats()['limit_bytes'])", GOSSAMER_POOL_BYTES="12345")
+    assert result.stdout.split() == ["12345"], result.stderr
+    monkeypatch.setenv("GOSSAMER_POOL_BYTES", "0")
+    assert memory.default_limit() == 0
+    monkeypatch.delenv("GOSSAMER_POOL_BYTES")
+    assert 0 < memory.default_limit() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_bad_environment_is_an_error_on_import():
+    result = run_python("import gossamer", GOSSAMER_POOL_BYTES="1 GB")
+    assert result.returncode != 0
+    assert "`GOSSAMER_POOL_BYTES` must be a whole number of bytes, 0 for no pool (got '1 GB')" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e9", "many", "²"])
+def test_bad_environment(text, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_POOL_BYTES", text)
+    with pytest.raises(ValueError, match=f"`GOSSAMER_POOL_BYTES` must be a whole number.*got '{text}'"):
+        memory.default_limit()
+
+
+def test_tensors_alive_at_exit_do_no_harm():
+    code = "import gossamer, builtins; builtins.kept = gossamer.ops.random_bits(0, 2**22); kept.grad_like = kept[3:]"
+    result = run_python(code)
+    assert (result.returncode, result.stderr) == (0, "")
