@@ -65,8 +65,8 @@ void define_sparse(nb::module_& m) {
   def(m, "spmm_max_backward",
       [](Address rowptr, Address col, int64_t n, Address value, Address dout, Address winner, int winner_bytes,
          Address dx, int64_t cols, int threads) {
-        kernels().spmm_max_backward(csr(rowptr, col, n), weight(value, 0, 0, 1), at<float>(dout), at<void>(winner),
-                                    winner_bytes, at<float>(dx), cols, threads);
+        return kernels().spmm_max_backward(csr(rowptr, col, n), weight(value, 0, 0, 1), at<float>(dout),
+                                           at<void>(winner), winner_bytes, at<float>(dx), cols, threads);
       });
   def(m, "sddmm",
       [](Address rowptr, Address col, int64_t n, Address a, Address b, Address out, int64_t cols, int64_t heads,

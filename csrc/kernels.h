@@ -42,7 +42,7 @@ struct Kernels {
   void (*spmm_int8)(Csr, EdgeWeight, const int8_t* x, float* out, int64_t cols, int threads);
   void (*spmm_max)(Csr, EdgeWeight, const float* x, float* out, void* winner, int winner_bytes, int64_t cols,
                    int threads);
-  void (*spmm_max_backward)(Csr, EdgeWeight, const float* dout, const void* winner, int winner_bytes, float* dx,
+  bool (*spmm_max_backward)(Csr, EdgeWeight, const float* dout, const void* winner, int winner_bytes, float* dx,
                             int64_t cols, int threads);
   // ops/sddmm.py
   void (*sddmm)(Csr, const float* a, const float* b, float* out, int64_t cols, int64_t heads, int threads);

@@ -72,6 +72,17 @@ def test_equals_the_reference(bits, bf16_meta, isa):
             assert same(unpack(*args), OPS["unpack"].reference(*args)), args[3:]
 
 
+@pytest.mark.parametrize("bits", BITS)
+def test_every_last_bit_of_many_blocks(bits, isa):
+    """A reciprocal or a product rounded differently shows in one code of a hundred thousand."""
+    x = rand(300_001)
+    for bf16_meta, seed in ((True, 1), (False, None), (False, 1)):
+        args = (x, bits, 5, seed, bf16_meta)
+        packed = pack(*args)
+        assert same(packed, OPS["pack"].reference(*args))
+        assert same(unpack(*packed, x.numel(), bits, 5), OPS["unpack"].reference(*packed, x.numel(), bits, 5))
+
+
 def test_a_block_may_be_longer_than_the_tensor(isa):
     x = rand(70)
     want = pack(x, 2, 70)

@@ -31,6 +31,13 @@ def test_any_number_of_rows(rows, isa):
         assert same(quantize_rows(x, seed), OPS["quantize_rows"].reference(x, seed))
 
 
+def test_every_last_bit_of_many_rows(isa):
+    """A reciprocal or a product rounded differently shows in one code of a hundred thousand, or in one scale."""
+    x = rand(60_000, 5)
+    for seed in SEEDS:
+        assert same(quantize_rows(x, seed), OPS["quantize_rows"].reference(x, seed))
+
+
 def test_unaligned_and_strided_input(isa):
     flat = rand(9 * 33 + 3)
     unaligned = flat[3:].view(9, 33)  # starts 12 bytes after an aligned address

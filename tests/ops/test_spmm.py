@@ -181,8 +181,8 @@ G = graphs.small()
         (ValueError, "`value`.*nnz = 7", rand(5, 3), {"value": rand(7, 1, 1)}),
         (ValueError, "`value`.*nnz = 7", rand(5, 3), {"value": torch.tensor(2.0)}),
         (TypeError, "`value`.*int64", rand(5, 3), {"value": torch.ones(7, dtype=torch.int64)}),
-        (ValueError, "`value`.*3 columns.*2 heads", rand(5, 3), {"value": rand(7, 2)}),
-        (ValueError, "`value`.*3 columns.*0 heads", rand(5, 3), {"value": rand(7, 0)}),
+        (ValueError, "`value`.*heads.*3 columns.*got 2", rand(5, 3), {"value": rand(7, 2)}),
+        (ValueError, "`value`.*heads.*3 columns.*got 0", rand(5, 3), {"value": rand(7, 0)}),
         (ValueError, "`reduce`.*got 'min'", rand(5, 3), {"reduce": "min"}),
     ],
 )

@@ -134,7 +134,7 @@ G = graphs.small()
         (TypeError, "`scale`.*float64", codes_of(5, 3), rand(5).double(), {}),
         (ValueError, "`value`.*nnz = 7", codes_of(5, 3), rand(5), {"value": rand(8)}),
         (ValueError, "`value`.*nnz = 7", codes_of(5, 3), rand(5), {"value": torch.tensor(1.0)}),
-        (ValueError, "`value`.*2 heads", codes_of(5, 3), rand(5), {"value": rand(7, 2)}),
+        (ValueError, "`value`.*heads.*3 columns.*got 2", codes_of(5, 3), rand(5), {"value": rand(7, 2)}),
         (ValueError, "`reduce`.*'max'.*dequantize_rows", codes_of(5, 3), rand(5), {"reduce": "max"}),
     ],
 )

@@ -17,7 +17,7 @@ from ..ops import _checks
 from ..ops._library import OPS, Op, implement_on_cpu
 from ..ops.pack import num_blocks, num_bytes
 from ..ops.spmm import heads_of
-from ..ops.spmm_max import winner_dtype
+from ..ops.spmm_max import NOT_A_WINNER, winner_dtype
 from . import native, num_threads
 
 F32 = torch.float32
@@ -111,10 +111,12 @@ def _spmm_max_backward(
     rowptr, col, value = rowptr.contiguous(), col.contiguous(), _float(value)
     winner, dout = winner.contiguous(), dout.contiguous()
     dx = memory.empty([num_src, dout.size(1)], F32).zero_()
-    native.spmm_max_backward(
+    valid = native.spmm_max_backward(
         _at(rowptr), _at(col), dout.size(0), _at(value), _at(dout), _at(winner), winner.element_size(), _at(dx),
         dout.size(1), num_threads(),
     )  # fmt: skip
+    if not valid:
+        raise ValueError(NOT_A_WINNER)
     return dx
 
 

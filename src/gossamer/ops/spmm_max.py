@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ..graph import Graph
 
 
+NOT_A_WINNER = "`winner` must hold positions inside each row's edges: pass what spmm_max returned"
+
+
 def winner_dtype(max_degree: int) -> torch.dtype:
     """The smallest type for positions 0 .. max_degree - 1."""
     if max_degree <= 2**8:
@@ -30,15 +33,18 @@ def winner_dtype(max_degree: int) -> torch.dtype:
     return torch.int16 if max_degree <= 2**15 else torch.int32
 
 
+def _check_value(value: Tensor | None, col: Tensor) -> None:
+    if value is not None:
+        _checks.dtype_of("value", value, (torch.float32, torch.float64))
+        meaning = f"[{col.numel()}], one number per edge (heads need sum or mean)"
+        _checks.shape_of("value", value, (col.numel(),), meaning)
+
+
 def _check(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, max_degree: int) -> None:
     _checks.dtype_of("x", x, (torch.float32, torch.float64))
     _checks.shape_of("x", x, (None, None), "[num_src, columns]")
     _checks.csr(rowptr, col, x.size(0))
-    if value is not None:
-        _checks.dtype_of("value", value, (torch.float32, torch.float64))
-        _checks.shape_of(
-            "value", value, (col.numel(),), f"[{col.numel()}], one number per edge (heads need sum or mean)"
-        )
+    _check_value(value, col)
     longest = int(rowptr.diff().max()) if rowptr.numel() > 1 else 0
     if max_degree < longest:
         raise ValueError(f"`max_degree` must be at least the longest row's, {longest} (got {max_degree})")
@@ -106,15 +112,15 @@ def _check_backward(
     _checks.dtype_of("winner", winner, (torch.uint8, torch.int16, torch.int32))
     _checks.shape_of("dout", dout, (rowptr.numel() - 1, None), "[num_dst, columns]")
     _checks.shape_of("winner", winner, tuple(dout.shape), f"of `dout`, {tuple(dout.shape)}")
-    beyond = winner.long() >= rowptr.diff().clamp(min=1).unsqueeze(1)
-    if bool(beyond.any()) or bool((winner < 0).any()):
-        raise ValueError("`winner` must hold positions inside each row's edges: pass what spmm_max returned")
+    _check_value(value, col)
 
 
 def _backward_reference(
     rowptr: Tensor, col: Tensor, value: Tensor | None, winner: Tensor, dout: Tensor, num_src: int
 ) -> Tensor:
     has_edges = rowptr.diff() > 0
+    if bool((winner < 0).any()) or bool((winner.long() >= rowptr.diff().clamp(min=1).unsqueeze(1)).any()):
+        raise ValueError(NOT_A_WINNER)
     edge = (rowptr[:-1].unsqueeze(1) + winner.long())[has_edges]
     grad = dout[has_edges] if value is None else dout[has_edges] * value.to(dout.dtype)[edge]
     return dout.new_zeros(num_src, dout.size(1)).scatter_add(0, col.long()[edge], grad)

@@ -1,0 +1,45 @@
+"""The README tells the truth: its code runs, its tables come from the results beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import gossamer as gs
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
+
+pytestmark = pytest.mark.skipif(not README, reason="needs the source tree")
+
+
+def test_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    load = gs.datasets.load
+    monkeypatch.setattr(gs.datasets, "load", lambda name: load(name, scale=0.01))  # the same graph, smaller
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "torch.Size" in capsys.readouterr().out
+
+
+def test_tables_are_those_of_the_results() -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import tables
+    finally:
+        sys.path.pop(0)
+    found = re.findall(r"<!-- table: ([\w-]+) -->\n(.*?)\n<!-- end -->", README, flags=re.DOTALL)
+    assert found
+    for name, text in found:
+        content = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+        assert text == f"{tables.ops_table(content)}\n\n{tables.describe(content)}"
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
