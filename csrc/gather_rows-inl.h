@@ -3,6 +3,7 @@
 constexpr int64_t kPrefetchRows = 8;
 
 static void gather_rows(const char* x, const int64_t* ids, char* out, int64_t count, int64_t row_bytes, int threads) {
+  if (row_bytes == 0) return;
   parallel_for(count, max_of<int64_t>(1, 65536 / max_of<int64_t>(row_bytes, 1)), threads,
                [&](int64_t first, int64_t last) {
                  for (int64_t k = first; k < last; ++k) {

@@ -33,7 +33,8 @@ GOSSAMER_INLINE BlockRange block_range(const float* x, int64_t n, bool bf16_meta
   if (top >= 0x7f800000) return {__builtin_nanf(""), 0.0f};  // not finite: the whole block decodes to NaN
   const float largest = 3.38953139e38f;                      // the largest bfloat16
   const float zero = bf16_meta ? bf16_down(least) : least;
-  const float spread = min_of(most - zero, largest);
+  float spread = min_of(most - zero, largest);
+  if (spread < kTiny) spread = 0;
   return {zero, bf16_meta ? bf16_up(spread) : spread};
 }
 
@@ -94,7 +95,7 @@ GOSSAMER_INLINE void spread64(const uint8_t* in, uint8_t* codes) {
 template <int Bits, bool Stochastic>
 static void pack_block(const float* x, int64_t n, BlockRange r, uint8_t* out, Key key, uint64_t index) {
   const float top = float((1 << Bits) - 1);
-  const float inverse = r.range > 0 ? min_of(top / r.range, 3.0e38f) : 0.0f;
+  const float inverse = r.range > 0 ? top / r.range : 0.0f;
   uint8_t codes[64];
   for (int64_t c = 0; c < n; c += 64) {
     const int64_t count = min_of<int64_t>(64, n - c);
@@ -159,7 +160,8 @@ static void pack_blocks(const float* x, Blocks b, uint8_t* codes, void* zero, vo
       const BlockRange r = block_range(x + start, n, b.bf16_meta);
       write_meta(zero, k, r.zero, b.bf16_meta);
       write_meta(range, k, r.range, b.bf16_meta);
-      if (noise.on) pack_block<Bits, true>(x + start, n, r, codes + k * bytes, key, uint64_t(start));
+      if (r.zero != r.zero) std::memset(codes + k * bytes, 0, size_t(ceil_div(n * Bits, 8)));
+      else if (noise.on) pack_block<Bits, true>(x + start, n, r, codes + k * bytes, key, uint64_t(start));
       else pack_block<Bits, false>(x + start, n, r, codes + k * bytes, key, uint64_t(start));
     }
   });

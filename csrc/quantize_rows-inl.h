@@ -1,7 +1,8 @@
 // Symmetric int8 codes with one scale per row: a = max|x|, scale = a / 127, code = round(x * 127 / a).
 
 constexpr float kCodeMax = 127.0f;
-constexpr int64_t kRowsAhead = 3;  // fetched while this row is being rounded
+constexpr float kTiny = 0x1p-100f;  // smaller spreads are flushed to zero, so that their inverses stay finite
+constexpr int64_t kRowsAhead = 3;   // fetched while this row is being rounded
 
 GOSSAMER_INLINE float absmax(const float* x, int64_t n) {  // NaN if any element is not finite
   i32x16 top = splat(0);
@@ -22,11 +23,11 @@ GOSSAMER_INLINE i32x16 round_codes(f32x16 t, Key key, uint64_t index) {
 template <bool Stochastic>
 static void quantize_row(const float* x, int8_t* codes, float* scale, int64_t cols, Key key, uint64_t index) {
   const float a = absmax(x, cols);
-  const bool tiny = a < 7.888609052210118e-31f;  // 2^-100: flushed to zero, so that 127 / a stays finite
+  const bool tiny = a < kTiny;
   *scale = tiny ? 0.0f : a / kCodeMax;
   const float inverse = tiny || a != a ? 0.0f : kCodeMax / a;
   if (inverse == 0) {
-    std::memset(codes, 0, size_t(cols));
+    if (cols > 0) std::memset(codes, 0, size_t(cols));
     return;
   }
   int64_t c = 0;

@@ -163,6 +163,7 @@ def _dequantize_rows(codes: Tensor, scale: Tensor) -> Tensor:
 
 def _pack(x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bool) -> tuple[Tensor, Tensor, Tensor]:
     x, numel = x.contiguous(), x.numel()
+    block = min(block, max(numel, 1))  # one block is one block, however long
     codes = memory.empty([num_bytes(numel, block, bits)], torch.uint8)
     meta = torch.bfloat16 if bf16_meta else F32
     zero, spread = (memory.empty([num_blocks(numel, block)], meta) for _ in range(2))
@@ -172,6 +173,7 @@ def _pack(x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bool) -
 
 def _unpack(codes: Tensor, zero: Tensor, spread: Tensor, numel: int, bits: int, block: int) -> Tensor:
     codes, zero, spread = codes.contiguous(), zero.contiguous(), spread.contiguous()
+    block = min(block, max(numel, 1))
     out = memory.empty([numel], F32)
     native.unpack(
         _at(codes), _at(zero), _at(spread), numel, block, bits, zero.dtype == torch.bfloat16, _at(out), num_threads()

@@ -47,7 +47,10 @@ def ids_within(name: str, ids: Tensor, limit: int, of_what: str) -> None:
 
 
 def csr(rowptr: Tensor, col: Tensor, num_src: int) -> None:
-    """A CSR structure that kernels may trust. Checked once per tensor: a pass leaves a mark that names the version."""
+    """A CSR structure that kernels may trust. Checked once per tensor: a pass leaves a mark that names the version.
+
+    Torch counts a tensor's in-place changes; a change through NumPy or `.data` is not counted, hence not noticed.
+    """
     dtype_of("col", col, (torch.int32,))
     shape_of("col", col, (None,), "[nnz]")
     at_least("num_src", num_src, 0)

@@ -71,6 +71,6 @@ def _checked(check: Callable[..., None], function: Callable[..., Any]) -> Callab
 
 def _no_gradient(name: str) -> Callable[..., Any]:
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        raise RuntimeError(f"`{name}` has no gradient: rounding to codes is not differentiable. Detach its input.")
+        raise RuntimeError(f"`{name}` has no gradient: detach its input (rounding), or differentiate only once")
 
     return backward

@@ -7,8 +7,9 @@ The tensor is flattened; `block` consecutive elements share a zero z and a range
 
 down and up round outward to bfloat16 (or not at all with float32 metadata), and both sides use the rounded numbers, so
 stochastic rounding, u uniform in [0, 1), is exactly unbiased; u = 1/2 is rounding to nearest. Element e of a block
-occupies bits (e bits) mod 8 upward of byte e bits / 8; blocks start on bytes. A block with NaN or infinity gets z = NaN
-and decodes to NaN. Bytes: ceil(block bits / 8) per block, and 4 (or 8) for its metadata.
+occupies bits (e bits) mod 8 upward of byte e bits / 8; blocks start on bytes. Ranges below
+2^-100 count as 0. A block with NaN or infinity gets z = NaN, codes 0, and decodes to NaN. Bytes: ceil(block bits / 8)
+per block, and 4 (or 8) for its metadata.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from . import _checks, random
 from ._library import define
 
 BITS = (1, 2, 4, 8)
+TINY = 2.0**-100  # smaller ranges count as none, so that their inverses stay finite
 LARGEST_BF16 = float(torch.finfo(torch.bfloat16).max)
 
 
@@ -75,9 +77,10 @@ def _reference(x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bo
     low, high = rows.amin(1).where(finite, 0.0), rows.amax(1).where(finite, 0.0)
     zero = bf16_down(low) if bf16_meta else low
     spread = (high - zero).clamp(max=LARGEST_BF16)
+    spread = spread.where(spread >= TINY, 0.0)
     spread = bf16_up(spread) if bf16_meta else spread
     inverse = torch.full_like(spread, top) / spread  # `top / spread` would multiply by a rounded reciprocal
-    inverse = torch.where(spread > 0, inverse.clamp(max=3.0e38), 0.0)
+    inverse = torch.where(spread > 0, inverse, 0.0)
     if seed is None:
         u: Tensor | float = 0.5
     else:

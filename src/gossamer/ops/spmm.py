@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 
 
+def refuse_gradient(**fixed: Tensor | None) -> None:
+    """Raise for a factor that wants a gradient which this op does not give: leaving it out would be silent."""
+    for name, tensor in fixed.items():
+        if tensor is not None and tensor.requires_grad:
+            raise ValueError(f"`{name}` must not require grad: it has no gradient here. Detach it, or use `value`")
+
+
 def heads_of(value: Tensor | None) -> int:
     return value.size(1) if value is not None and value.dim() == 2 else 1
 
@@ -105,6 +112,7 @@ def _fake(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     rowptr, col, value, src_scale, dst_scale, x, *transposed = inputs
+    refuse_gradient(src_scale=src_scale, dst_scale=dst_scale)
     learn_value = value is not None and value.requires_grad
     ctx.save_for_backward(rowptr, col, value, src_scale, dst_scale, x if learn_value else None, *transposed)
     ctx.num_src = x.size(0)

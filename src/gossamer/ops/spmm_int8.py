@@ -19,7 +19,7 @@ from . import _checks
 from ._library import define
 from .csr import transpose_csr
 from .gather_rows import gather_rows
-from .spmm import check_weights, spmm_op, weighted_sum
+from .spmm import check_weights, refuse_gradient, spmm_op, weighted_sum
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -48,6 +48,7 @@ def _fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    refuse_gradient(dst_scale=inputs[4])
     ctx.save_for_backward(*inputs)
 
 
