@@ -38,7 +38,7 @@ sanitize: $(VENV)/installed
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 GOSSAMER_POOL_BYTES=0 PYTHONMALLOC=malloc \
 	    GOSSAMER_TEST_NATIVE=build/sanitize/gossamer PYTHONPATH=tests/plugins \
-	    $(BIN)/python -m pytest -q -p native_from -p no:cacheprovider \
+	    $(BIN)/python -m pytest -q -s -p native_from -p no:cacheprovider \
 	    tests/ops --ignore tests/ops/test_compile.py
 
 wheel: $(VENV)/installed

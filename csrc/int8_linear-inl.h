@@ -68,10 +68,12 @@ GOSSAMER_INLINE void pack_rows(const int8_t* x, int64_t rows, int64_t in, Code* 
 // totals[r, o] of one block of rows and one panel of outputs.
 static inline void int8_tile(const Code* x, int64_t groups, const Code* panel, const int32_t* sums, int32_t* totals) {
   i32x16 acc[kRows][kPanelVectors];  // stays in registers: it is written out once, below
+  // The shift by 128 is taken back beforehand, modulo 2^32: only the sum itself must fit.
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kPanelVectors; ++v) acc[r][v] = kGroup == 4 ? load<i32x16>(sums + v * kLanes) * -128 : splat(0);
+    for (int v = 0; v < kPanelVectors; ++v)
+      acc[r][v] = kGroup == 4 ? bits_of<i32x16>(load<u32x16>(sums + v * kLanes) * uint32_t(-128)) : splat(0);
   for (int64_t g = 0; g < groups; ++g) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {

@@ -138,6 +138,6 @@ def test_extreme_magnitudes(bits, bf16_meta, largest, isa):
         error = (out.double() - x.double()).abs()
         fits = slice(BLOCK, None) if overflows else slice(None)
         allowance = largest * 2.0**-7  # metadata clamped to the largest bfloat16
-        allowance += 2 * largest if largest < TINY else 0.0  # ranges below TINY count as none
+        allowance += 2 * largest + 1e-40 if largest < TINY else 0.0  # ranges below TINY count as none; denormal steps
         assert (error[fits] <= r[fits] + allowance).all()
         assert (out.double() >= z - allowance).all()
