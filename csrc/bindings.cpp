@@ -174,6 +174,7 @@ void define_pool(nb::module_& m) {
     return nb::ndarray<>(buffer, shape.size(), shape.data(), owner, nullptr, type);
   });
   m.def("pool_limit", &pool_limit);
+  def(m, "use_huge_pages", [](Address address, int64_t bytes) { return use_huge_pages(at<void>(address), bytes); });
   m.def("pool_stats", [] {
     const PoolStats s = pool_stats();
     nb::dict d;

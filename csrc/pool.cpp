@@ -99,6 +99,19 @@ void pool_limit(int64_t bytes) {
   p.trim(bytes);
 }
 
+bool use_huge_pages(void* address, int64_t bytes) {
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(address) + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t last = (reinterpret_cast<uintptr_t>(address) + uintptr_t(bytes)) / kHugePage * kHugePage;
+  if (first >= last) return false;
+#if defined(MADV_HUGEPAGE)
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1: gather the pages now instead of some day
+  void* start = reinterpret_cast<void*>(first);
+  return madvise(start, last - first, MADV_HUGEPAGE) == 0 && madvise(start, last - first, kCollapse) == 0;
+#else
+  return false;
+#endif
+}
+
 PoolStats pool_stats() {
   Pool& p = pool();
   std::lock_guard<std::mutex> lock(p.mutex);

@@ -13,4 +13,7 @@ void pool_give(void* buffer);
 void pool_limit(int64_t bytes);  // how many free bytes are kept; 0 keeps none and frees what is there
 PoolStats pool_stats();
 
+// Ask for huge pages under memory that somebody else owns. False when the system has none to give.
+bool use_huge_pages(void* address, int64_t bytes);
+
 }  // namespace gossamer

@@ -244,3 +244,26 @@ def test_tensors_alive_at_exit_do_no_harm():
     code = "import gossamer, builtins; builtins.kept = gossamer.ops.random_bits(0, 2**22); kept.grad_like = kept[3:]"
     result = run_python(code)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_without_pool_leaves_the_pool_as_it_is():
+    memory.empty([2**20], torch.float32)
+    before = memory.stats()
+    with memory.without_pool():
+        memory.empty([2**20], torch.float32)
+    after = memory.stats()
+    assert (after["hits"], after["misses"], after["free_bytes"]) == (
+        before["hits"],
+        before["misses"],
+        before["free_bytes"],
+    )
+    memory.empty([2**20], torch.float32)
+    assert memory.stats()["hits"] == before["hits"] + 1
+
+
+def test_huge_pages_change_nothing_but_the_pages():
+    x = torch.arange(2**21, dtype=torch.float32)
+    address = x.data_ptr()
+    assert memory.use_huge_pages(x) in (True, False)  # not every system has some to give
+    assert x.data_ptr() == address and torch.equal(x, torch.arange(2**21, dtype=torch.float32))
+    assert memory.use_huge_pages(torch.zeros(3)) is False  # less than a page

@@ -7,14 +7,16 @@ of about that size, up to `limit` free bytes, and asks for huge pages. Tensors b
     gs.memory.stats()            what the pool holds
     gs.memory.set_limit(0)       off: every result is a plain torch.empty
     gs.memory.trim()             give all free buffers back to the system now
+    gs.memory.use_huge_pages(x)  the same good pages for a tensor that torch allocated
 
 `GOSSAMER_POOL_BYTES` sets the limit at start; the default is an eighth of the machine's memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils import deterministic
@@ -57,6 +59,29 @@ def trim() -> None:
     if native:
         native.pool_limit(0)
         native.pool_limit(_limit)
+
+
+@contextlib.contextmanager
+def without_pool() -> Iterator[None]:
+    """Results in plain `torch.empty` for the length of a `with` block; the pool keeps what it has."""
+    global _limit
+    before, _limit = _limit, 0
+    try:
+        yield
+    finally:
+        _limit = before
+
+
+def use_huge_pages(tensor: torch.Tensor) -> bool:
+    """Put a long-lived CPU tensor, such as the input features, onto huge pages; False where the system has none.
+
+    Neighbour sums read rows all over memory, and with pages of 4 kB most reads miss the processor's page table cache.
+    The tensor stays where it is and nothing about it changes; copying its pages costs one pass, once.
+    """
+    if native is None or tensor.device.type != "cpu":
+        return False
+    storage = tensor.untyped_storage()
+    return bool(native.use_huge_pages(storage.data_ptr(), storage.nbytes()))
 
 
 def stats() -> dict[str, int]:
