@@ -39,13 +39,13 @@ sanitize: $(VENV)/installed
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 GOSSAMER_POOL_BYTES=0 PYTHONMALLOC=malloc \
 	    GOSSAMER_TEST_NATIVE=build/sanitize/gossamer PYTHONPATH=tests/plugins \
 	    $(BIN)/python -m pytest -q -s -p native_from -p no:cacheprovider \
-	    tests/ops --ignore tests/ops/test_compile.py
+	    tests/ops tests/codecs tests/test_graph.py tests/test_graph_build.py --ignore tests/ops/test_compile.py
 
 wheel: $(VENV)/installed
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "Python's venv module is missing: install python3-venv"; exit 1; }
 
 $(VENV)/installed: pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) | $(VENV)/bin/python
 	@echo "Setting up $(VENV): a few minutes the first time, then not again until the C++ or the dependencies change."

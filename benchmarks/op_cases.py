@@ -44,10 +44,13 @@ class Bench:
         self.x = torch.randn(num_nodes, columns)
         self.y = torch.empty_like(self.x)
         self.src, self.dst = graph.edge_index  # both sides see the same edge order
+        self.csr = self.sparse(graph.value)
+        self.codes, self.scale = ops.quantize_rows(self.x)
+
+    def sparse(self, value: torch.Tensor) -> torch.Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.csr = torch.sparse_csr_tensor(graph.rowptr, graph.col.long(), graph.value, (num_nodes, num_nodes))
-        self.codes, self.scale = ops.quantize_rows(self.x)
+            return torch.sparse_csr_tensor(self.graph.rowptr, self.graph.col.long(), value, (self.n, self.n))
 
     def copy(self) -> torch.Tensor:
         return self.y.copy_(self.x)
@@ -115,12 +118,29 @@ def spmm_backward(b: Bench) -> Case:
 
 def spmm_max(b: Bench) -> Case:
     plain = b.graph.with_value(None)
+    ones = b.sparse(torch.ones_like(b.graph.value))
 
     def pyg() -> torch.Tensor:
         return scatter(b.x.index_select(0, b.src), b.dst, dim=0, dim_size=b.n, reduce="max")
 
-    baselines = {"torch.sparse.mm": lambda: torch.sparse.mm(b.csr, b.x, "amax"), "PyG gather+scatter": pyg}
+    baselines = {"torch.sparse.mm": lambda: torch.sparse.mm(ones, b.x, "amax"), "PyG gather+scatter": pyg}
     return Case("spmm max", lambda: ops.spmm(plain, b.x, reduce="max"), baselines, b.gathered(4))
+
+
+def spmm_mean(b: Bench) -> Case:
+    plain = b.graph.with_value(None)
+
+    def pyg() -> torch.Tensor:
+        return scatter(b.x.index_select(0, b.src), b.dst, dim=0, dim_size=b.n, reduce="mean")
+
+    baselines = {"torch.sparse.mm": lambda: torch.sparse.mm(b.csr, b.x, "mean"), "PyG gather+scatter": pyg}
+    return Case("spmm mean", lambda: ops.spmm(plain, b.x, reduce="mean"), baselines, b.gathered(4))
+
+
+def edge_softmax(b: Bench) -> Case:
+    logits = torch.randn(b.graph.num_edges, 4)
+    baselines = {"PyG softmax": lambda: softmax(logits, b.dst, num_nodes=b.n)}
+    return Case("edge_softmax, 4 heads", lambda: ops.edge_softmax(b.graph, logits), baselines, 2 * logits.nbytes)
 
 
 def sddmm(b: Bench) -> Case:
@@ -187,6 +207,14 @@ def relu_dropout(b: Bench) -> Case:
     moved = 2 * b.n * b.row_bytes + b.n * b.d // 8
     targets = {"F.dropout(F.relu)": 30.0}
     return Case("relu_dropout", lambda: ops.relu_dropout(b.x, 0.5, 1), baselines, moved, targets)
+
+
+def relu_dropout_backward(b: Bench) -> Case:
+    _, mask = ops.dropout_keeping_mask(b.x, 0.5, 1)
+    kept = torch.rand_like(b.x) > 0.5
+    baselines = {"bool mask, scaled": lambda: b.x * kept * 2.0}
+    moved = 2 * b.n * b.row_bytes + b.n * b.d // 8
+    return Case("relu_dropout, backward", lambda: ops.masked_scale(b.x, mask, 0.5), baselines, moved)
 
 
 def dropout(b: Bench) -> Case:
@@ -257,7 +285,7 @@ def fresh_buffers(b: Bench) -> Case:
 
 
 CASES: list[Callable[[Bench], Case]] = [
-    spmm, spmm_huge_pages, spmm_int8, spmm_bf16, spmm_backward, spmm_max, sddmm, attention, quantize_nearest,
-    quantize_stochastic, dequantize, pack, unpack, relu_dropout, dropout, gather, gather_codes, int8_linear,
-    build_graph, fresh_buffers,
+    spmm, spmm_huge_pages, spmm_int8, spmm_bf16, spmm_backward, spmm_mean, spmm_max, sddmm, edge_softmax, attention,
+    quantize_nearest, quantize_stochastic, dequantize, pack, unpack, relu_dropout, relu_dropout_backward, dropout,
+    gather, gather_codes, int8_linear, build_graph, fresh_buffers,
 ]  # fmt: skip

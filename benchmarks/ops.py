@@ -48,7 +48,7 @@ def run(graph_name: str, columns: int, repeat: int, only: set[str]) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--graph", default="arxiv-like", help="any name that `gossamer datasets` lists")
+    parser.add_argument("--graph", default="arxiv-like", help="a node-level set that fits in memory")
     parser.add_argument("--columns", type=int, default=256)
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -59,7 +59,7 @@ def main() -> None:
     unknown = only - {make.__name__ for make in op_cases.CASES}
     if unknown:
         parser.error(f"--only names no case: {sorted(unknown)}; cases: {[m.__name__ for m in op_cases.CASES]}")
-    require_green(["ops"])
+    require_green(["ops", "test_graph.py", "test_memory.py"])
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     content = run(args.graph, args.columns, args.repeat, only)

@@ -1,4 +1,4 @@
-// The native module: addresses and sizes in, nothing out but what a kernel returns. Python owns all memory.
+// The native module: addresses and sizes in, nothing out but what a kernel returns. Python owns every tensor.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -142,8 +142,8 @@ void define_codes(nb::module_& m) {
   def(m, "int8_linear",
       [](Address x, Address x_scale, Address w, Address w_scale, Address bias, Address out, int64_t rows, int64_t in,
          int64_t out_features, int threads) {
-        kernels().int8_linear(at<int8_t>(x), at<float>(x_scale), at<int8_t>(w), at<float>(w_scale), at<float>(bias),
-                              at<float>(out), rows, in, out_features, threads);
+        return kernels().int8_linear(at<int8_t>(x), at<float>(x_scale), at<int8_t>(w), at<float>(w_scale),
+                                     at<float>(bias), at<float>(out), rows, in, out_features, threads);
       });
 }
 

@@ -108,12 +108,15 @@ GOSSAMER_INLINE void int8_epilogue(const int32_t* totals, float x_scale, const f
   }
 }
 
-static void int8_linear(const int8_t* x, const float* x_scale, const int8_t* w, const float* w_scale, const float* bias,
+// False when there is no memory for the packed operands.
+static bool int8_linear(const int8_t* x, const float* x_scale, const int8_t* w, const float* w_scale, const float* bias,
                         float* out, int64_t rows, int64_t in, int64_t outs, int threads) {
   const int64_t groups = ceil_div(in, kGroup), panels = ceil_div(outs, kPanel), padded = panels * kPanel;
   Buffer<Code> packed(padded * groups * kGroup);
   Buffer<int32_t> sums(padded);
   Buffer<float> scales(padded), biases(padded);
+  if (!packed.data || !sums.data || !scales.data || !biases.data) return false;
+  bool done = true;
   pack_weights(w, in, outs, packed.data, sums.data);
   for (int64_t o = 0; o < padded; ++o) {
     scales.data[o] = o < outs ? w_scale[o] : 0.0f;
@@ -123,6 +126,10 @@ static void int8_linear(const int8_t* x, const float* x_scale, const int8_t* w, 
   parallel_for(
       ceil_div(rows, kRows), max_of<int64_t>(1, 65536 / (in * outs + 1)), threads, [&](int64_t first, int64_t last) {
         Buffer<Code> codes(kRows * groups * kGroup);
+        if (!codes.data) {
+          __atomic_store_n(&done, false, __ATOMIC_RELAXED);
+          return;
+        }
         for (int64_t block = first; block < last; ++block) {
           const int64_t row = block * kRows, count = min_of<int64_t>(kRows, rows - row);
           pack_rows(x + row * in, count, in, codes.data);
@@ -136,4 +143,5 @@ static void int8_linear(const int8_t* x, const float* x_scale, const int8_t* w, 
         }
         stream_fence();
       });
+  return done;
 }

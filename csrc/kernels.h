@@ -55,7 +55,7 @@ struct Kernels {
   // ops/pack.py
   void (*pack)(const float* x, Blocks, uint8_t* codes, void* zero, void* range, Noise, int threads);
   void (*unpack)(const uint8_t* codes, const void* zero, const void* range, Blocks, float* out, int threads);
-  // ops/dropout.py, ops/relu_dropout.py
+  // ops/random.py, ops/dropout.py
   void (*random_bits)(uint64_t seed, int64_t offset, uint32_t* out, int64_t numel, int threads);
   void (*dropout)(const float* x, float* out, uint8_t* mask, int64_t numel, double p, uint64_t seed, int threads);
   void (*relu_dropout)(const float* x, float* out, uint8_t* mask, int64_t numel, double p, uint64_t seed, int threads);
@@ -67,7 +67,7 @@ struct Kernels {
   void (*gather_packed)(const uint8_t* codes, const void* zero, const void* range, const int64_t* ids, float* out,
                         int64_t count, int64_t cols, int bits, bool bf16_meta, int threads);
   // ops/int8_linear.py
-  void (*int8_linear)(const int8_t* x, const float* x_scale, const int8_t* w, const float* w_scale, const float* bias,
+  bool (*int8_linear)(const int8_t* x, const float* x_scale, const int8_t* w, const float* w_scale, const float* bias,
                       float* out, int64_t rows, int64_t in, int64_t out_features, int threads);
 };
 
@@ -77,7 +77,7 @@ extern const Kernels* const avx2_kernels;
 extern const Kernels* const avx512_kernels;
 extern const Kernels* const avx512vnni_kernels;
 
-// isa.cpp: the table in use, chosen once from the processor and GOSSAMER_ISA, and how to change it.
+// isa.cpp: the table in use, chosen once from the processor, and how to change it.
 const Kernels& kernels();
 bool use_kernels(const char* name);      // false: unknown, not built, or not supported by this processor
 const char* const* available_kernels();  // null-terminated, slowest first

@@ -41,7 +41,7 @@ GOSSAMER_INLINE BlockRange block_range(const float* x, int64_t n, bool bf16_meta
 template <bool Stochastic>
 GOSSAMER_INLINE i32x16 block_codes(f32x16 x, BlockRange r, float inverse, float top, Key key, uint64_t index) {
   const f32x16 t = (x - r.zero) * inverse + (Stochastic ? random_unit(key, index) : splat(0.5f));
-  return truncate(minimum(t, splat(top)));
+  return truncate(minimum(maximum(t, splat(0.0f)), splat(top)));
 }
 
 // Sixty-four codes, one a byte, into 8 * bits bytes.

@@ -1,6 +1,6 @@
 // Sixteen lanes on every processor: one AVX-512 register, two of AVX2, four of SSE or NEON. The lane structure, and
-// with -ffp-contract=off every rounding, is the same everywhere, so results are too. Part of each target's namespace;
-// intrinsics stand here and nowhere else, each beside the plain form that other processors use.
+// with -ffp-contract=off every rounding, is the same everywhere, so results are too. Part of each target's namespace.
+// Intrinsics stand here and in int8_linear-inl.h, each beside the plain form that other processors use.
 
 constexpr int kLanes = 16;
 #if defined(__AVX512F__)
@@ -266,20 +266,16 @@ GOSSAMER_INLINE i32x16 bits_to_lanes(uint16_t bits) {
 
 // Sums and extremes over lanes; the sum always as the same tree.
 GOSSAMER_INLINE float sum_lanes(f32x16 v) {  // lane k with k + 8, then with k + 4, k + 2, k + 1
-  typedef float f32x4 __attribute__((vector_size(16)));
-#if defined(__AVX512F__)
-  typedef float f32x8 __attribute__((vector_size(32)));
-  const f32x16::Part w = v.part[0];
-  const f32x8 eight = __builtin_shufflevector(w, w, 0, 1, 2, 3, 4, 5, 6, 7) +
-                      __builtin_shufflevector(w, w, 8, 9, 10, 11, 12, 13, 14, 15);
-#elif defined(__AVX2__)
-  const f32x16::Part eight = v.part[0] + v.part[kParts - 1];
-#endif
 #if defined(__AVX2__)
-  const f32x4 four =
-      __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+#if defined(__AVX512F__)
+  const __m512 all = bits_of<__m512>(v.part[0]);
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
 #else
-  const f32x4 four = (v.part[0] + v.part[2 % kParts]) + (v.part[1 % kParts] + v.part[3 % kParts]);
+  const __m256 eight = _mm256_add_ps(bits_of<__m256>(v.part[0]), bits_of<__m256>(v.part[kParts - 1]));
+#endif
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+#else
+  const f32x16::Part four = (v.part[0] + v.part[2 % kParts]) + (v.part[1 % kParts] + v.part[3 % kParts]);
 #endif
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
@@ -307,15 +303,14 @@ GOSSAMER_INLINE T min_lanes(Vec<T> v) {
 }
 GOSSAMER_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Scratch memory of one call, aligned to a cache line and zeroed.
+// Scratch memory of one call, aligned to a cache line and zeroed; `data` is null when there is none left.
 template <typename T>
 struct Buffer {
   T* data;
   explicit Buffer(int64_t count) {
     const size_t bytes = (size_t(count) * sizeof(T) + 63) / 64 * 64 + 64;
     data = static_cast<T*>(aligned_alloc(64, bytes));
-    if (!data) __builtin_trap();
-    std::memset(data, 0, bytes);
+    if (data) std::memset(data, 0, bytes);
   }
   ~Buffer() { free(data); }
   Buffer(const Buffer&) = delete;

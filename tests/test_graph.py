@@ -204,3 +204,25 @@ def test_any_graph(parts, columns, how):
     assert torch.equal(ops.spmm(graph, x).double(), dense(graph) @ x.double())
     merged = Graph.from_edge_index(edge_index, sizes, weight, how).edge_index.t().tolist()
     assert sorted(merged) == sorted(map(list, set(map(tuple, edge_index.t().tolist()))))
+
+
+def test_a_graph_cannot_be_changed_and_notices_changes_in_place():
+    edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    graph = Graph.from_edge_index(edge_index, 3).with_value(weight)
+    with pytest.raises(AttributeError, match="`value` of a Graph"):
+        graph.value = weight
+    before = graph.t().value.clone()
+    weight.mul_(2)  # the graph shares this tensor: its transpose must not go stale
+    assert torch.equal(graph.t().value, 2 * before)
+
+
+def test_what_evaluation_caches_serves_training():
+    edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
+    with torch.inference_mode():
+        graph = Graph.from_edge_index(edge_index, 3)
+        ops.spmm(graph, torch.ones(3, 2), reduce="mean")
+        graph.t()
+    x = torch.ones(3, 2, requires_grad=True)
+    ops.spmm(graph, x, reduce="mean").sum().backward()
+    assert torch.allclose(x.grad.sum(), torch.tensor(6.0))

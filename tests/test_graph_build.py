@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 import torch
 
+import gossamer as gs
 from gossamer import Graph
 from gossamer.ops import OPS, coo_to_csr, transpose_csr
 
@@ -183,8 +184,11 @@ def test_duplicates_are_merged(how, weighted, nnz):
     graph = Graph.from_edge_index(edge_index, (NUM_SRC, NUM_DST), weight if weighted else None, how)
     assert list(zip(*graph.edge_index.flip(0).tolist(), strict=True)) == sorted(weights_of)
     assert graph.perm is None
-    if not weighted:
+    if not weighted and how != "sum":
         assert graph.value is None
+        return
+    if not weighted:  # an edge given twice counts twice
+        assert graph.value.tolist() == [len(weights_of[edge]) for edge in sorted(weights_of)]
         return
     merge = {"sum": sum, "mean": lambda ws: sum(ws) / len(ws), "max": max}[how]
     expected = torch.tensor([merge(weights_of[edge]) for edge in sorted(weights_of)])
@@ -206,3 +210,10 @@ def test_structure_equals_reference_for_any_number_of_threads(threads):
     arguments = graph.rowptr, graph.col, 3000
     for native, reference in zip(transpose_csr(*arguments), OPS["transpose_csr"].reference(*arguments), strict=True):
         assert torch.equal(native, reference)
+
+
+def test_a_stored_stream_becomes_the_graph_of_its_edges(tmp_path):
+    data = gs.datasets.load("arxiv-like", scale=0.002, stored=True, root=tmp_path, progress=False)
+    graph = Graph.from_data(data)
+    expected = Graph.from_edge_index(gs.datasets.edge_index(data), data.num_nodes)
+    assert torch.equal(graph.rowptr, expected.rowptr) and torch.equal(graph.col, expected.col)

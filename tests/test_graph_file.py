@@ -39,7 +39,7 @@ def test_round_trip(path, nnz, weighted, duplicates):
     graph.save(path)
     loaded = Graph.load(path)
     assert same(loaded, graph)
-    assert (loaded.value is None, loaded.perm is None) == (not weighted, duplicates != "keep")
+    assert (loaded.value is None, loaded.perm is None) == (graph.value is None, duplicates != "keep")
     assert os.listdir(path.parent) == [path.name]
 
 

@@ -241,7 +241,7 @@ def test_bad_environment(text, monkeypatch):
 
 
 def test_tensors_alive_at_exit_do_no_harm():
-    code = "import gossamer, builtins; builtins.kept = gossamer.ops.random_bits(0, 2**22); kept.grad_like = kept[3:]"
+    code = "import gossamer, builtins; builtins.kept = gossamer.random_bits(0, 2**22); kept.grad_like = kept[3:]"
     result = run_python(code)
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -267,3 +267,10 @@ def test_huge_pages_change_nothing_but_the_pages():
     assert memory.use_huge_pages(x) in (True, False)  # not every system has some to give
     assert x.data_ptr() == address and torch.equal(x, torch.arange(2**21, dtype=torch.float32))
     assert memory.use_huge_pages(torch.zeros(3)) is False  # less than a page
+
+
+def test_sizes_beyond_any_machine_are_refused_before_anything_is_written():
+    with pytest.raises((RuntimeError, ValueError)):
+        random_bits(1, 2**62 + 2**19)  # its bytes, modulo 2^64, would be 2 MB
+    with pytest.raises(ValueError, match="`offset`"):
+        random_bits(1, 10, offset=2**63 - 5)

@@ -10,6 +10,7 @@ which they were given; `perm[k]` is the place of CSR edge k in that list. A Grap
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from typing import Any, Literal, final
@@ -28,6 +29,12 @@ Duplicates = Literal["keep", "sum", "mean", "max"]
 @final
 class Graph:
     __slots__ = ("__weakref__", "_cache", "col", "num_src", "perm", "rowptr", "value")
+    rowptr: Tensor
+    col: Tensor
+    num_src: int
+    value: Tensor | None
+    perm: Tensor | None
+    _cache: dict[str, Any]
 
     def __init__(
         self, rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None = None, perm: Tensor | None = None
@@ -39,9 +46,13 @@ class Graph:
                 _checks.shape_of(name, tensor, (col.numel(),), f"[{col.numel()}], one number per edge")
         if value is not None:
             graph_build.check_fixed("value", value)
-        self.rowptr, self.col, self.num_src, self.perm = rowptr, col, num_src, perm
-        self.value = None if value is None else value.to(torch.float32).contiguous()
-        self._cache: dict[str, Any] = {}
+        value = None if value is None else value.to(torch.float32).contiguous()
+        fields = {"rowptr": rowptr, "col": col, "num_src": num_src, "value": value, "perm": perm, "_cache": {}}
+        for name, field in fields.items():
+            object.__setattr__(self, name, field)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"`{name}` of a Graph cannot be changed; make another, for instance by with_value(...)")
 
     # Building ---------------------------------------------------------------------------------------------------
 
@@ -63,16 +74,18 @@ class Graph:
 
     @classmethod
     def from_data(cls, data: Any, duplicates: Duplicates = "keep") -> Graph:
-        """From a PyG `Data`: its `adj_t` if it has one, else `edge_index` with `edge_weight`."""
+        """From a PyG `Data`: its `adj_t`, its `edge_index` and `edge_weight`, or a stored stream's CSR by source."""
         adj_t = getattr(data, "adj_t", None)
         if adj_t is not None:
             graph = cls.from_torch_sparse(adj_t.to_torch_sparse_csr_tensor() if hasattr(adj_t, "csr") else adj_t)
             if duplicates == "keep":
                 return graph
             return cls.from_edge_index(graph.edge_index, (graph.num_src, graph.num_dst), graph.value, duplicates)
+        if getattr(data, "edge_index", None) is None and "rowptr" in data and "col" in data:  # a stream: CSR by source
+            return cls(data.rowptr, data.col, int(data.num_nodes)).t()
         edge_index = getattr(data, "edge_index", None)
         if edge_index is None:
-            raise ValueError(f"`data` must have an `edge_index` or an `adj_t` (got {data})")
+            raise ValueError(f"`data` must have an `edge_index` or an `adj_t`, or be a stored stream (got {data})")
         return cls.from_edge_index(edge_index, data.num_nodes, getattr(data, "edge_weight", None), duplicates)
 
     @classmethod
@@ -91,7 +104,7 @@ class Graph:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Graph:
-        """Read what `save` wrote, memory-mapped: pages are read when they are used."""
+        """Read what `save` wrote, memory-mapped; the structure is checked once, weights are read when they are used."""
         return cls(*graph_file.load(path))
 
     # Facts ------------------------------------------------------------------------------------------------------
@@ -114,8 +127,8 @@ class Graph:
     def nbytes(self) -> int:
         """Bytes of the structure, its weights, and whatever has been cached."""
         own = [self.rowptr, self.col, self.value, self.perm]
-        cached = [c for c in self._cache.values() if isinstance(c, Tensor)]
-        t = self._cache.get("t")
+        cached = [c for c in self._facts().values() if isinstance(c, Tensor)]
+        t = self._facts().get("t")
         below = t.nbytes if isinstance(t, Graph) else 0
         return sum(t.nbytes for t in own + cached if t is not None) + below
 
@@ -144,28 +157,27 @@ class Graph:
         return torch.stack([self.col.long(), row_of_edge(self.rowptr)])
 
     def t(self) -> Graph:
-        """The graph with every edge reversed, cached; its edges come in ascending order of destination."""
-        held = self._cache.get("t")
+        """The graph with every edge reversed, cached. The sources of each row ascend, unless it is `g.t().t()`, g."""
+        cache = self._facts()
+        held = cache.get("t")
         reverse = held() if isinstance(held, weakref.ref) else held
         if reverse is None:
-            t_rowptr, t_col, t_perm = transpose_csr(self.rowptr, self.col, self.num_src)
-            value = None if self.value is None else gather_rows(self.value, t_perm)
-            reverse = Graph(t_rowptr, t_col, self.num_dst, value)
-            reverse._cache["t"] = weakref.ref(self)  # weak: a cycle would keep both alive until a collection
-            self._cache["t"], self._cache["t_perm"] = reverse, t_perm
+            with _outside_inference_mode():
+                t_rowptr, t_col, t_perm = transpose_csr(self.rowptr, self.col, self.num_src)
+                value = None if self.value is None else gather_rows(self.value, t_perm)
+                reverse = Graph(t_rowptr, t_col, self.num_dst, value)
+            reverse._facts()["t"] = weakref.ref(self)  # weak: a cycle would keep both alive until a collection
+            cache["t"], cache["t_perm"] = reverse, t_perm
         return reverse
 
     @property
     def t_perm(self) -> Tensor:
         """For each edge of `t()`, its position among this graph's edges, int64."""
-        if "t_perm" not in self._cache:
-            held = self._cache.get("t")
-            origin = held() if isinstance(held, weakref.ref) else None
-            if origin is not None:  # t() is the graph this one was reversed from, in that graph's edge order
-                self._cache["t_perm"] = _inverse(origin.t_perm)
-            else:
-                self._cache["t_perm"] = transpose_csr(self.rowptr, self.col, self.num_src)[2]
-        return self._cache["t_perm"]
+        held = self._facts().get("t")
+        origin = held() if isinstance(held, weakref.ref) else None
+        if origin is not None:  # t() is the graph this one was reversed from, in that graph's edge order
+            return self._cached("t_perm", lambda: _inverse(origin.t_perm))
+        return self._cached("t_perm", lambda: transpose_csr(self.rowptr, self.col, self.num_src)[2])
 
     # Edge tensors -----------------------------------------------------------------------------------------------
 
@@ -195,7 +207,7 @@ class Graph:
     def without_self_loops(self) -> Graph:
         self._require_square("without_self_loops")
         keep = row_of_edge(self.rowptr) != self.col
-        return Graph(*graph_build.filter_edges(self.rowptr, self.col, self.num_src, self.value, self.perm, keep))
+        return Graph(*graph_build.filter_edges(self.rowptr, self.col, self.num_src, self.value, keep))
 
     def gcn_norm(self, improved: bool = False, add_self_loops: bool = True) -> Graph:
         """Weights D^-1/2 (A + I) D^-1/2 with D the weighted in-degree: PyG's `gcn_norm`."""
@@ -228,9 +240,22 @@ class Graph:
         return Graph, (self.rowptr, self.col, self.num_src, self.value, self.perm)
 
     def _cached(self, key: str, compute: Any) -> Any:
-        if key not in self._cache:
-            self._cache[key] = compute()
-        return self._cache[key]
+        cache = self._facts()
+        if key not in cache:
+            with _outside_inference_mode():
+                cache[key] = compute()
+        return cache[key]
+
+    def _facts(self) -> dict[str, Any]:
+        """The cache, emptied if a tensor of this graph has been changed in place since."""
+        if torch.compiler.is_compiling():
+            return self._cache
+        tensors = (self.rowptr, self.col, self.value)
+        versions = tuple(_checks.version_of(t) for t in tensors if t is not None)
+        if self._cache.get("versions") != versions:
+            self._cache.clear()
+            self._cache["versions"] = versions
+        return self._cache
 
     def _require_square(self, what: str) -> None:
         if self.num_src != self.num_dst:
@@ -247,6 +272,11 @@ class Graph:
                 f"`attribute` must have {self.num_edges} rows, one per edge (got {tuple(attribute.shape)})"
             )
         return self.perm
+
+
+def _outside_inference_mode() -> contextlib.AbstractContextManager[object]:
+    """What is cached during evaluation must serve training too; a compiled graph is not traced in inference mode."""
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
 
 
 def _inverse(perm: Tensor) -> Tensor:

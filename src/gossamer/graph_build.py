@@ -18,6 +18,7 @@ Parts = tuple[Tensor, Tensor, int, Tensor | None, Tensor | None]
 MERGES = ("keep", "sum", "mean", "max")
 
 
+@torch.inference_mode(False)  # a graph built during evaluation must serve training too
 def from_edge_index(
     edge_index: Tensor, num_nodes: int | tuple[int, int] | None, weight: Tensor | None, duplicates: str
 ) -> Parts:
@@ -97,6 +98,8 @@ def _merged(src: Tensor, dst: Tensor, num_src: int, num_dst: int, weight: Tensor
     merged_rowptr = torch.zeros_like(rowptr)
     merged_rowptr[1:] = first.cumsum(0)[rowptr[1:] - 1].where(rowptr[1:] > 0, 0) if col.numel() else 0
     value = None
+    if weight is None and how == "sum":
+        weight = torch.ones(col.numel(), device=col.device)  # an edge given twice counts twice
     if weight is not None:
         group = first.cumsum(0) - 1
         sorted_weight = weight[by_src][by_dst]
@@ -106,6 +109,7 @@ def _merged(src: Tensor, dst: Tensor, num_src: int, num_dst: int, weight: Tensor
     return merged_rowptr, col[first], num_src, value, None
 
 
+@torch.inference_mode(False)
 def from_torch_sparse(matrix: Tensor) -> Parts:
     if not isinstance(matrix, Tensor) or matrix.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
         got = getattr(matrix, "layout", type(matrix).__name__)
@@ -126,6 +130,7 @@ def from_torch_sparse(matrix: Tensor) -> Parts:
     return rowptr, col, num_src, _values(values)[perm], perm
 
 
+@torch.inference_mode(False)
 def from_scipy(matrix: Any) -> Parts:
     if not hasattr(matrix, "tocsr"):
         raise TypeError(f"`matrix` must be a SciPy sparse matrix (got {type(matrix).__name__})")
@@ -150,6 +155,7 @@ def _values(values: Tensor) -> Tensor:
     return values.to(torch.float32)
 
 
+@torch.inference_mode(False)
 def with_self_loops(rowptr: Tensor, col: Tensor, value: Tensor | None, fill: float) -> Parts:
     """Each row without its loops, then one loop."""
     n = rowptr.numel() - 1
@@ -174,14 +180,13 @@ def with_self_loops(rowptr: Tensor, col: Tensor, value: Tensor | None, fill: flo
     return new_rowptr, new_col, n, new_value, None
 
 
-def filter_edges(
-    rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None, perm: Tensor | None, keep: Tensor
-) -> Parts:
+def filter_edges(rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None, keep: Tensor) -> Parts:
     new_rowptr = torch.zeros_like(rowptr)
     new_rowptr[1:] = torch.bincount(row_of_edge(rowptr)[keep], minlength=rowptr.numel() - 1).cumsum(0)
     return new_rowptr, col[keep], num_src, None if value is None else value[keep], None
 
 
+@torch.inference_mode(False)
 def symmetric_weights(rowptr: Tensor, col: Tensor, value: Tensor | None) -> Tensor:
     """deg_i^-1/2 value deg_j^-1/2 with deg the weighted in-degree; a node without weight gets 0, as in PyG."""
     row = row_of_edge(rowptr)

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .atomic import replacing
+from .ops._checks import first_outside
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -54,4 +55,17 @@ def load(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor, int, Tensor | No
     value = tensors.get("value")
     if value is not None and value.dtype != torch.float32:
         raise ValueError(f"`path` must hold float32 weights ({path} holds {value.dtype})")
-    return tensors["rowptr"], tensors["col"], int(metadata["num_src"]), value, tensors.get("perm")
+    perm = tensors.get("perm")
+    if perm is not None and not _is_permutation(perm, tensors["col"].numel()):
+        raise ValueError(f"`path` must hold a `perm` that names every edge once ({path} does not)")
+    return tensors["rowptr"], tensors["col"], int(metadata["num_src"]), value, perm
+
+
+def _is_permutation(perm: Tensor, count: int) -> bool:
+    if perm.shape != (count,):
+        return True  # that is for the Graph to refuse
+    if perm.dtype != torch.int64 or first_outside(perm, count) >= 0:
+        return False
+    seen = torch.zeros(count, dtype=torch.bool)
+    seen[perm] = True
+    return bool(seen.all())

@@ -2,14 +2,14 @@
 
 A fresh 173 MB tensor costs 42,000 page faults, more than the arithmetic that fills it. Native kernels therefore write
 large results into buffers of a pool: when the last tensor over a buffer is gone, the pool keeps it for the next result
-of about that size, up to `limit` free bytes, and asks for huge pages. Tensors behave as any other.
+of about that size, up to `limit` free bytes, and asks for huge pages. Only `resize_` is refused by such tensors.
 
     gs.memory.stats()            what the pool holds
     gs.memory.set_limit(0)       off: every result is a plain torch.empty
     gs.memory.trim()             give all free buffers back to the system now
     gs.memory.use_huge_pages(x)  the same good pages for a tensor that torch allocated
 
-`GOSSAMER_POOL_BYTES` sets the limit at start; the default is an eighth of the machine's memory.
+`GOSSAMER_POOL_BYTES` sets the limit at start; the default is an eighth of the memory there is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch.utils import deterministic
@@ -24,16 +25,26 @@ from torch.utils import deterministic
 from .kernels import native
 
 SMALLEST_POOLED_BYTES = 2**20  # below, malloc reuses pages by itself
+LARGEST_POOLED_BYTES = 2**47  # above, no machine has as much: torch.empty says so
 
 _DLPACK_CODE = {torch.float32: 2, torch.float64: 2, torch.bfloat16: 4, torch.int8: 0, torch.int32: 0, torch.int64: 0}
 _DLPACK_CODE |= {torch.uint8: 1, torch.int16: 0}
 
 
+def machine_bytes() -> int:
+    """Memory that this process may use: the machine's, or less in a container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        text = Path(limit).read_text().strip() if Path(limit).is_file() else "max"
+        total = min(total, int(text)) if text.isdigit() else total
+    return total
+
+
 def default_limit() -> int:
-    """`GOSSAMER_POOL_BYTES`, or an eighth of the machine's memory."""
+    """`GOSSAMER_POOL_BYTES`, or an eighth of the memory there is."""
     text = os.environ.get("GOSSAMER_POOL_BYTES")
     if text is None:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
+        return machine_bytes() // 8
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"`GOSSAMER_POOL_BYTES` must be a whole number of bytes, 0 for no pool (got {text!r})")
     return int(text)
@@ -42,6 +53,7 @@ def default_limit() -> int:
 POOLED_DTYPES = frozenset(_DLPACK_CODE)
 
 _limit = 0
+_switched_off = 0  # how many `without_pool` blocks are open
 
 
 def set_limit(num_bytes: int) -> None:
@@ -64,12 +76,12 @@ def trim() -> None:
 @contextlib.contextmanager
 def without_pool() -> Iterator[None]:
     """Results in plain `torch.empty` for the length of a `with` block; the pool keeps what it has."""
-    global _limit
-    before, _limit = _limit, 0
+    global _switched_off
+    _switched_off += 1
     try:
         yield
     finally:
-        _limit = before
+        _switched_off -= 1
 
 
 def use_huge_pages(tensor: torch.Tensor) -> bool:
@@ -96,7 +108,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     num_bytes = dtype.itemsize
     for extent in shape:
         num_bytes *= extent
-    if num_bytes < SMALLEST_POOLED_BYTES or not _limit:
+    if not SMALLEST_POOLED_BYTES <= num_bytes < LARGEST_POOLED_BYTES or not _limit or _switched_off:
         return torch.empty(shape, dtype=dtype)
     assert native is not None  # a limit is only set with the native module
     out = torch.from_dlpack(native.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8))

@@ -195,3 +195,10 @@ def test_bad_arguments(error, name, x, options):
 def test_bad_scales(name, scales):
     with pytest.raises(ValueError, match=name):
         OPS["spmm"](G.rowptr, G.col, None, *scales, rand(5, 3), *NO_TRANSPOSE)
+
+
+@pytest.mark.parametrize("heads", [2, 8])
+def test_weights_for_other_heads_are_refused(heads):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
+    with pytest.raises(ValueError, match=r"`value`.*4 heads.*got"):
+        spmm(graph, torch.ones(2, 4, 16), value=torch.ones(2, heads))

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import kernels, memory, ops
+from ..datasets.folders import cache_folder, data_folder
 
 PACKAGES = ("gossamer-gnn", "torch", "torch_geometric", "numpy", "scipy", "safetensors", "scikit-learn", "ogb")
 
@@ -43,8 +44,8 @@ def package_version(name: str) -> str | None:
 
 def examine() -> dict[str, Any]:
     """Everything that doctor reports, as plain data."""
-    data = os.environ.get("GOSSAMER_DATA")
-    files = len(list(Path(data).glob("*.npz"))) if data and Path(data).is_dir() else 0
+    folder = data_folder()
+    files = len(list(folder.glob("*.npz"))) if folder else 0
     report: dict[str, Any] = {
         "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
         "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
@@ -52,7 +53,11 @@ def examine() -> dict[str, Any]:
         "openmp_runtimes": openmp_runtimes(),
         "ops": {name: kernels.isa() if name in ops.NATIVE else kernels.REFERENCE for name in sorted(ops.OPS)},
         "pool": memory.stats(),
-        "data": {"GOSSAMER_DATA": data, "files": files},
+        "data": {
+            "GOSSAMER_DATA": os.environ.get("GOSSAMER_DATA"),
+            "files": files,
+            "cache": str(cache_folder()),
+        },
     }
     report["advice"] = advice(report)
     return report
@@ -84,6 +89,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     facts.add_row("buffer pool", f"up to {report['pool']['limit_bytes'] / 2**30:.1f} GB kept  (GOSSAMER_POOL_BYTES)")
     where = f"{data['GOSSAMER_DATA']}, {data['files']} files" if data["GOSSAMER_DATA"] else "GOSSAMER_DATA is not set"
     facts.add_row("local data", where)
+    facts.add_row("downloads", f"{data['cache']}  (GOSSAMER_CACHE)")
     for name, found in report["versions"].items():
         facts.add_row(name, found or "[dim]not installed[/dim]")
     console.print(facts)

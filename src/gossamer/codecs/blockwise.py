@@ -2,9 +2,10 @@
 
     z = down(min x)    r = up(max x - z)    q = min(floor((x - z)(2^b - 1)/r + u), 2^b - 1)    x^ = z + r/(2^b - 1) q
 
-Stochastic rounding is exactly unbiased, because encoder and decoder use the same outward-rounded z and r; either way
-|x^ - x| <= r/(2^b - 1). Keeps b bits per value and four bytes per block (eight with meta="float32": choose it when
-offsets dwarf spreads, where bfloat16's z would widen the range). Blocks may cross rows, and the last may be shorter.
+Stochastic rounding is unbiased (up to float32 rounding), because encoder and decoder use the same outward-rounded z and
+r; either way |x^ - x| <= r/(2^b - 1). Keeps b bits per value and four bytes per block (eight with meta="float32":
+choose it when offsets dwarf spreads, where bfloat16's z would widen the range). Blocks may cross rows, and the last may
+be shorter.
 """
 
 from __future__ import annotations

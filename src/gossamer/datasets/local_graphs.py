@@ -13,7 +13,7 @@ Superpixel files hold integer sums per region, from which intensity and position
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from . import splits
 from .graph_list import GraphList
 from .npz import Npz, bad, read_meta
 from .pyg_data import make_data
-
-if TYPE_CHECKING:
-    pass
 
 DEGREE_COLUMNS = 64
 SUPERPIXEL_COLUMNS = 3

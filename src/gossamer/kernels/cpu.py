@@ -217,9 +217,11 @@ def _int8_linear(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: T
         _float(bias),
     )
     out = memory.empty([x.size(0), w.size(0)], F32)
-    native.int8_linear(
+    done = native.int8_linear(
         _at(x), _at(x_scale), _at(w), _at(w_scale), _at(bias), _at(out), x.size(0), x.size(1), w.size(0), num_threads()
     )
+    if not done:
+        raise MemoryError("int8_linear: no memory left for the packed weights and rows")
     return out
 
 

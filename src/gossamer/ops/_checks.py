@@ -84,12 +84,12 @@ def rowptr_of(rowptr: Tensor, nnz: int) -> None:
 
 def _mark(tensor: Tensor) -> int | None:
     version, fact = getattr(tensor, "_gossamer_checked", (None, None))
-    return fact if version is not None and version == _version(tensor) else None
+    return fact if version is not None and version == version_of(tensor) else None
 
 
 def _set_mark(tensor: Tensor, fact: int) -> None:
-    tensor._gossamer_checked = (_version(tensor), fact)  # type: ignore[attr-defined]
+    tensor._gossamer_checked = (version_of(tensor), fact)  # type: ignore[attr-defined]
 
 
-def _version(tensor: Tensor) -> tuple[int, ...] | None:
+def version_of(tensor: Tensor) -> tuple[int, ...] | None:
     return None if tensor.is_inference() else (tensor._version, tensor.data_ptr(), tensor.numel())

@@ -25,8 +25,8 @@ class Op:
     reference: Callable[..., Any]
     overload: Callable[..., Any]
 
-    def __call__(self, *args: Any) -> Any:
-        return self.overload(*args)
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.overload(*args, **named)
 
 
 OPS: dict[str, Op] = {}

@@ -2,7 +2,8 @@
 
     y[i, o] = (x_scale_i * sum over k of x[i, k] w[o, k]) * w_scale_o + bias_o
 
-The sum is an exact int32: at most 133,144 input columns, so that no sum of products of codes can overflow. Row scales
+The sum is an exact int32: at most 133,144 input columns, so that no sum of products of codes -127 .. 127
+can overflow. Row scales
 of x and output scales of w leave the sum, because neither depends on k.
 
     d x_scale_i = <dy_i, (y_i - bias) / x_scale_i>      d w_scale, d bias alike, by column

@@ -6,10 +6,10 @@ The tensor is flattened; `block` consecutive elements share a zero z and a range
     q = min(floor((x - z) inv + u), B)          x^ = z + (r / B) q
 
 down and up round outward to bfloat16 (or not at all with float32 metadata), and both sides use the rounded numbers, so
-stochastic rounding, u uniform in [0, 1), is exactly unbiased; u = 1/2 is rounding to nearest. Element e of a block
-occupies bits (e bits) mod 8 upward of byte e bits / 8; blocks start on bytes. Ranges below
-2^-100 count as 0. A block with NaN or infinity gets z = NaN, codes 0, and decodes to NaN. Bytes: ceil(block bits / 8)
-per block, and 4 (or 8) for its metadata.
+stochastic rounding, u uniform in [0, 1), is unbiased up to float32 rounding; u = 1/2 is rounding to nearest. Element e
+of a block occupies bits (e bits) mod 8 upward of byte e bits / 8; blocks start on bytes. Ranges below 2^-100 count as
+0. A block with NaN or infinity gets z = NaN, codes 0, and decodes to NaN. Bytes: ceil(block bits / 8) per block, and 4
+(or 8) for its metadata.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _reference(x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bo
     else:
         u = random.unit(seed, torch.arange(rows.numel(), device=x.device)).view_as(rows)
     t = (rows - zero.unsqueeze(1)) * inverse.unsqueeze(1) + u
-    codes = t.where(finite.unsqueeze(1), 0.0).clamp(max=top).to(torch.uint8)
+    codes = t.where(finite.unsqueeze(1), 0.0).clamp(0, top).to(torch.uint8)
     packed = _squeeze(codes, x.numel(), bits)
     return packed, zero.where(finite, torch.nan).to(dtype), spread.where(finite, 0.0).to(dtype)
 

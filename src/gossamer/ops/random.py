@@ -50,6 +50,8 @@ def unit(seed: int, index: Tensor) -> Tensor:
 def _check(seed: int, offset: int, numel: int, like: Tensor) -> None:
     _checks.at_least("offset", offset, 0)
     _checks.at_least("numel", numel, 0)
+    if offset + numel >= 2**63:
+        raise ValueError(f"`offset` + `numel` must stay below 2^63 (got {offset} + {numel})")
 
 
 def _reference(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:

@@ -106,7 +106,8 @@ def sddmm(graph: Graph, a: Tensor, b: Tensor) -> Tensor:
     heads = a.size(1) if a.dim() == 3 else 1
     transposed: tuple[Tensor | None, ...] = (None, None, None)
     if torch.is_grad_enabled() and b.requires_grad:
-        transposed = (graph.t().rowptr, graph.t().col, graph.t_perm)
+        t = graph.t()
+        transposed = (t.rowptr, t.col, graph.t_perm)
     flat = [t.flatten(1).contiguous() for t in (a, b)]
     out = sddmm_op(graph.rowptr, graph.col, *flat, heads, *transposed)
     return out if a.dim() == 3 else out.squeeze(1)

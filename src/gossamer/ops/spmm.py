@@ -42,6 +42,12 @@ def heads_of(value: Tensor | None) -> int:
     return value.size(1) if value is not None and value.dim() == 2 else 1
 
 
+def check_heads(x: Tensor, value: Tensor | None) -> None:
+    """[nodes, heads, width] needs weights for exactly those heads, or one weight per edge."""
+    if x.dim() == 3 and value is not None and value.dim() == 2 and value.size(1) != x.size(1):
+        raise ValueError(f"`value` must have one column for each of the {x.size(1)} heads of x (got {value.size(1)})")
+
+
 def check_weights(
     rowptr: Tensor, col: Tensor, value: Tensor | None, scales: tuple[Tensor | None, Tensor | None], x: Tensor
 ) -> None:
@@ -153,11 +159,12 @@ def spmm(graph: Graph, x: Tensor, value: Tensor | None = None, reduce: Literal["
         raise ValueError(f"`reduce` must be 'sum', 'mean' or 'max' (got {reduce!r})")
     graph.check_rows("x", x)
     weights = graph.value if value is None else value
+    check_heads(x, weights)
     if reduce == "max":
         return spmm_max(graph, x, weights)
     flat = x.flatten(1) if x.dim() == 3 else x
     transposed: tuple[Tensor | None, ...] = (None, None, None, None)
-    if torch.is_grad_enabled() and (x.requires_grad or (weights is not None and weights.requires_grad)):
+    if torch.is_grad_enabled() and x.requires_grad:
         t = graph.t()
         transposed = (t.rowptr, t.col, graph.t_perm, t.value if value is None else None)
     dst_scale = graph.inverse_degree if reduce == "mean" else None

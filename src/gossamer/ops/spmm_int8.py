@@ -19,7 +19,7 @@ from . import _checks
 from ._library import define
 from .csr import transpose_csr
 from .gather_rows import gather_rows
-from .spmm import check_weights, refuse_gradient, spmm_op, weighted_sum
+from .spmm import check_heads, check_weights, refuse_gradient, spmm_op, weighted_sum
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -86,6 +86,7 @@ def spmm_int8(
         raise ValueError(f"`reduce` must be 'sum' or 'mean' (got {reduce!r}); decode with dequantize_rows for others")
     graph.check_rows("codes", codes)
     weights = graph.value if value is None else value
+    check_heads(codes, weights)
     flat = codes.flatten(1) if codes.dim() == 3 else codes
     dst_scale = graph.inverse_degree if reduce == "mean" else None
     out = spmm_int8_op(graph.rowptr, graph.col, weights, scale, dst_scale, flat.contiguous())

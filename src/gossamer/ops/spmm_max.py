@@ -51,22 +51,22 @@ def _check(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, max_deg
 
 
 def _reference(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, max_degree: int) -> tuple[Tensor, Tensor]:
-    out = x.new_zeros(rowptr.numel() - 1, x.size(1))
-    winner = torch.zeros(out.shape, dtype=winner_dtype(max_degree), device=x.device)
-    message = x[col.long()]
+    message = x[col.long()]  # [nnz, columns]
     if value is not None:
         message = message * value.to(x.dtype).unsqueeze(1)
-    row, position = row_of_edge(rowptr), torch.arange(col.numel(), device=x.device)
-    position = position - rowptr[row]
-    for p in range(max_degree if col.numel() else 0):
-        edge = (position == p).nonzero().squeeze(1)  # the p-th edge of every row that has one
-        if not len(edge):
-            break
-        i, candidate = row[edge], message[edge]
-        wins = (candidate > out[i]) | candidate.isnan() | torch.tensor(p == 0, device=x.device)
-        out[i] = torch.where(wins, candidate, out[i])
-        winner[i] = torch.where(wins, torch.tensor(p, dtype=winner.dtype, device=x.device), winner[i])
-    return out, winner
+    row = row_of_edge(rowptr)
+    position = (torch.arange(col.numel(), device=x.device) - rowptr[row]).unsqueeze(1).expand_as(message)
+    row = row.unsqueeze(1).expand_as(message)
+    nodes = (rowptr.numel() - 1, x.size(1))
+    top = x.new_zeros(nodes).scatter_reduce(0, row, message, "amax", include_self=False)
+    first_best = position.where(message == top.gather(0, row), max_degree)
+    winner = position.new_zeros(nodes).scatter_reduce(0, row, first_best, "amin", include_self=False)
+    last_nan = position.where(message.isnan(), -1)
+    nan_at = position.new_full(nodes, -1).scatter_reduce(0, row, last_nan, "amax")
+    winner = torch.where(nan_at >= 0, nan_at, winner)
+    edge = (rowptr[:-1].unsqueeze(1) + winner).clamp(max=max(col.numel() - 1, 0))
+    out = message.gather(0, edge) if col.numel() else top
+    return out.where((rowptr.diff() > 0).unsqueeze(1), 0.0), winner.to(winner_dtype(max_degree))
 
 
 def _fake(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, max_degree: int) -> tuple[Tensor, Tensor]:
@@ -141,5 +141,7 @@ spmm_max_backward_op = define(
 
 
 def spmm_max(graph: Graph, x: Tensor, value: Tensor | None = None) -> Tensor:
-    """Maximum of the neighbours' rows; `value` (CSR order) multiplies them first."""
-    return spmm_max_op(graph.rowptr, graph.col, value, x.contiguous(), graph.max_degree)[0]
+    """Maximum of the neighbours' rows, multiplied by `value` (CSR order) or else by the graph's own weights first."""
+    graph.check_rows("x", x)
+    weights = graph.value if value is None else value
+    return spmm_max_op(graph.rowptr, graph.col, weights, x.contiguous(), graph.max_degree)[0]
