@@ -241,7 +241,7 @@ def test_bad_environment(text, monkeypatch):
 
 
 def test_tensors_alive_at_exit_do_no_harm():
-    code = "import gossamer, builtins; builtins.kept = gossamer.random_bits(0, 2**22); kept.grad_like = kept[3:]"
+    code = "import gossamer, builtins; builtins.kept = gossamer.ops.random_bits(0, 2**22); kept.grad_like = kept[3:]"
     result = run_python(code)
     assert (result.returncode, result.stderr) == (0, "")
 
