@@ -54,7 +54,8 @@ def ops_plot(content: dict[str, Any], path: Path) -> None:
         )
     axes.set_yticks(range(len(rows)), [r["op"] for r in rows], fontsize=8.5)
     axes.set_xscale("log")
-    axes.set_xlim(right=axes.get_xlim()[1] * 4)
+    axes.set_xlim(left=min(0.9, axes.get_xlim()[0]), right=axes.get_xlim()[1] * 4)
+    axes.xaxis.set_major_formatter("{x:g}x")
     axes.axvline(1.0, color="#cb181d", linewidth=1)
     axes.set_xlabel("times faster than what PyG users have today (1 = equal)")
     axes.spines[["top", "right"]].set_visible(False)
@@ -77,3 +78,5 @@ def update_readme() -> None:
 
 if __name__ == "__main__":
     update_readme()
+    for results in RESULTS.glob("ops-*.json"):
+        ops_plot(json.loads(results.read_text()), results.with_suffix(".png"))
