@@ -14,15 +14,16 @@ from ..datasets import DatasetInfo, available
 
 
 def show(infos: list[DatasetInfo], console: Console) -> None:
-    table = Table("name", "from", "task", "nodes", "edges", "features", "classes", "note")
-    for column in table.columns[3:7]:
+    roomy = console.width >= 110  # a narrow terminal gets names and sizes, on one line each
+    table = Table("name", "from", "nodes", "edges", "features", "classes", *(["task", "note"] if roomy else []))
+    for column in table.columns[:6]:
+        column.no_wrap = True
+    for column in table.columns[2:6]:
         column.justify = "right"
     for info in infos:
-        counts = [
-            f"{count:,}" if count is not None else "" for count in (info.nodes, info.edges, info.features, info.classes)
-        ]
-        style = None if info.ready else "dim"
-        table.add_row(info.name, info.source, info.task, *counts, info.note, style=style)
+        sizes = (info.nodes, info.edges, info.features, info.classes)
+        cells = [info.name, info.source, *("" if size is None else f"{size:,}" for size in sizes)]
+        table.add_row(*cells, *([info.task, info.note] if roomy else []), style=None if info.ready else "dim")
     console.print(table)
     waiting = sum(not info.ready for info in infos)
     if waiting:
