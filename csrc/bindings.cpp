@@ -37,25 +37,23 @@ std::vector<std::string> available() {
   return names;
 }
 
+template <typename In, typename Out>
+using Spmm = void (*)(Csr, EdgeWeight, const In*, Out*, int64_t, int);
+
+template <typename In, typename Out>
+void def_spmm(nb::module_& m, const char* name, Spmm<In, Out> Kernels::* kernel) {
+  def(m, name,
+      [kernel](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
+               int64_t heads, Address x, Address out, int64_t cols, int threads) {
+        (kernels().*kernel)(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<In>(x), at<Out>(out),
+                            cols, threads);
+      });
+}
+
 void define_sparse(nb::module_& m) {
-  def(m, "spmm_f32",
-      [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
-         Address x, Address out, int64_t cols, int threads) {
-        kernels().spmm_f32(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<float>(x),
-                           at<float>(out), cols, threads);
-      });
-  def(m, "spmm_bf16",
-      [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
-         Address x, Address out, int64_t cols, int threads) {
-        kernels().spmm_bf16(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<uint16_t>(x),
-                            at<uint16_t>(out), cols, threads);
-      });
-  def(m, "spmm_int8",
-      [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
-         Address x, Address out, int64_t cols, int threads) {
-        kernels().spmm_int8(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<int8_t>(x),
-                            at<float>(out), cols, threads);
-      });
+  def_spmm(m, "spmm_f32", &Kernels::spmm_f32);
+  def_spmm(m, "spmm_bf16", &Kernels::spmm_bf16);
+  def_spmm(m, "spmm_int8", &Kernels::spmm_int8);
   def(m, "spmm_max",
       [](Address rowptr, Address col, int64_t n, Address value, Address x, Address out, Address winner,
          int winner_bytes, int64_t cols, int threads) {

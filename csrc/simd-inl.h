@@ -1,6 +1,6 @@
 // Sixteen lanes on every processor: one AVX-512 register, two of AVX2, four of SSE or NEON. The lane structure, and
 // with -ffp-contract=off every rounding, is the same everywhere, so results are too. Part of each target's namespace.
-// Intrinsics stand here and in int8_linear-inl.h, each beside the plain form that other processors use.
+// Intrinsics stand here, in widen-inl.h and in int8_linear-inl.h, each beside the plain form that other processors use.
 
 constexpr int kLanes = 16;
 #if defined(__AVX512F__)
@@ -133,63 +133,7 @@ GOSSAMER_INLINE i32x16 nearest_int(f32x16 v) {
   return bits_of<i32x16>(v + magic) - bits_of<int32_t>(magic);
 }
 
-// Sixteen small integers, widened on load and narrowed on store; values fit. gcc's own code for these is 4x slower.
-#if defined(__AVX512F__)
-GOSSAMER_INLINE __m128i load128(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
-GOSSAMER_INLINE __m256i load256(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
-GOSSAMER_INLINE i32x16 widen(const int8_t* x) { return {bits_of<i32x16::Part>(_mm512_cvtepi8_epi32(load128(x)))}; }
-GOSSAMER_INLINE i32x16 widen(const uint8_t* x) { return {bits_of<i32x16::Part>(_mm512_cvtepu8_epi32(load128(x)))}; }
-GOSSAMER_INLINE i32x16 widen(const uint16_t* x) { return {bits_of<i32x16::Part>(_mm512_cvtepu16_epi32(load256(x)))}; }
-GOSSAMER_INLINE void narrow(int8_t* to, i32x16 v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(bits_of<__m512i>(v.part[0])));
-}
-GOSSAMER_INLINE void narrow(uint16_t* to, i32x16 v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(bits_of<__m512i>(v.part[0])));
-}
-#elif defined(__AVX2__)
-GOSSAMER_INLINE __m128i load64(const void* from) { return _mm_loadl_epi64(static_cast<const __m128i*>(from)); }
-GOSSAMER_INLINE __m128i load128(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
-GOSSAMER_INLINE i32x16 two_parts(__m256i low, __m256i high) {
-  return {bits_of<i32x16::Part>(low), bits_of<i32x16::Part>(high)};
-}
-GOSSAMER_INLINE i32x16 widen(const int8_t* x) {
-  return two_parts(_mm256_cvtepi8_epi32(load64(x)), _mm256_cvtepi8_epi32(load64(x + 8)));
-}
-GOSSAMER_INLINE i32x16 widen(const uint8_t* x) {
-  return two_parts(_mm256_cvtepu8_epi32(load64(x)), _mm256_cvtepu8_epi32(load64(x + 8)));
-}
-GOSSAMER_INLINE i32x16 widen(const uint16_t* x) {
-  return two_parts(_mm256_cvtepu16_epi32(load128(x)), _mm256_cvtepu16_epi32(load128(x + 8)));
-}
-GOSSAMER_INLINE __m256i low_halves(i32x16 v) {  // the low 16 bits of each lane
-  const __m256i mask = _mm256_set1_epi32(0xffff);
-  const __m256i packed = _mm256_packus_epi32(_mm256_and_si256(bits_of<__m256i>(v.part[0]), mask),
-                                             _mm256_and_si256(bits_of<__m256i>(v.part[kParts - 1]), mask));
-  return _mm256_permute4x64_epi64(packed, 0xd8);
-}
-GOSSAMER_INLINE void narrow(uint16_t* to, i32x16 v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), low_halves(v));
-}
-GOSSAMER_INLINE void narrow(int8_t* to, i32x16 v) {
-  const __m256i halves = _mm256_and_si256(low_halves(v), _mm256_set1_epi16(0xff));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
-                   _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
-}
-#else
-template <typename T>
-GOSSAMER_INLINE i32x16 widen(const T* x) {
-  int32_t wide[kLanes];
-  for (int k = 0; k < kLanes; ++k) wide[k] = x[k];
-  return load<i32x16>(wide);
-}
-template <typename T>
-GOSSAMER_INLINE void narrow(T* to, i32x16 v) {
-  int32_t wide[kLanes];
-  store(wide, v);
-  for (int k = 0; k < kLanes; ++k) to[k] = T(wide[k]);
-}
-#endif
-GOSSAMER_INLINE void narrow_bytes(uint8_t* to, i32x16 v) { narrow(reinterpret_cast<int8_t*>(to), v); }
+#include "widen-inl.h"
 
 // Elements of gathered rows as floats; bfloat16 is held as its bits.
 GOSSAMER_INLINE f32x16 load_float(const float* x) { return load<f32x16>(x); }
