@@ -33,7 +33,22 @@ def settings() -> dict[str, list[Codec]]:
     return SETTINGS
 
 
-@pytest.fixture(params=[codec for codecs in SETTINGS.values() for codec in codecs], ids=repr)
+ALL = [codec for codecs in SETTINGS.values() for codec in codecs]
+
+
+@pytest.fixture(params=[codec for codec in ALL if hasattr(codec, "decode_rows")], ids=repr)
+def row_codec(request: pytest.FixtureRequest) -> Codec:
+    """A codec that can decode single rows."""
+    return request.param
+
+
+@pytest.fixture(params=[codec for codec in ALL if getattr(codec, "block", None) != 1], ids=repr)
+def coarse_codec(request: pytest.FixtureRequest) -> Codec:
+    """A codec whose numbers share levels; a block of one number has a level for it alone."""
+    return request.param
+
+
+@pytest.fixture(params=ALL, ids=repr)
 def codec(request: pytest.FixtureRequest) -> Codec:
     return request.param
 
