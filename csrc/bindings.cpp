@@ -38,15 +38,16 @@ std::vector<std::string> available() {
 }
 
 template <typename In, typename Out>
-using Spmm = void (*)(Csr, EdgeWeight, const In*, Out*, int64_t, int);
+using Spmm = void (*)(Csr, EdgeWeight, RowEnd, const In*, Out*, int64_t, int);
 
 template <typename In, typename Out>
 void def_spmm(nb::module_& m, const char* name, Spmm<In, Out> Kernels::* kernel) {
   def(m, name,
       [kernel](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
-               int64_t heads, Address x, Address out, int64_t cols, int threads) {
-        (kernels().*kernel)(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), at<In>(x), at<Out>(out),
-                            cols, threads);
+               int64_t heads, Address bias, float root, Address rows, Address x, Address out, int64_t cols,
+               int threads) {
+        (kernels().*kernel)(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads),
+                            {at<float>(bias), root, at<float>(rows)}, at<In>(x), at<Out>(out), cols, threads);
       });
 }
 
@@ -160,6 +161,85 @@ void define_dropout(nb::module_& m) {
   });
 }
 
+void define_attention(nb::module_& m) {
+  def(m, "gat_attention",
+      [](Address rowptr, Address col, int64_t n, Address a_src, Address a_dst, Address a_edge, float slope, Address out,
+         int64_t heads, int threads) {
+        kernels().gat_attention(csr(rowptr, col, n), {at<float>(a_src), at<float>(a_dst), at<float>(a_edge)}, slope,
+                                at<float>(out), heads, threads);
+      });
+  def(m, "gat_attention_backward",
+      [](Address rowptr, Address col, int64_t n, Address a_src, Address a_dst, Address a_edge, float slope, Address p,
+         Address dp, Address ds, Address da_dst, int64_t heads, int threads) {
+        kernels().gat_attention_backward(csr(rowptr, col, n), {at<float>(a_src), at<float>(a_dst), at<float>(a_edge)},
+                                         slope, at<float>(p), at<float>(dp), at<float>(ds), at<float>(da_dst), heads,
+                                         threads);
+      });
+  def(m, "edge_sums",
+      [](Address rowptr, int64_t n, Address perm, Address values, Address out, int64_t heads, int threads) {
+        kernels().edge_sums(csr(rowptr, 0, n), at<int64_t>(perm), at<float>(values), at<float>(out), heads, threads);
+      });
+  def(m, "gatv2_logits",
+      [](Address rowptr, Address col, int64_t n, Address x_src, Address x_dst, Address att, float slope, Address out,
+         int64_t cols, int64_t heads, int threads) {
+        kernels().gatv2_logits(csr(rowptr, col, n), at<float>(x_src), at<float>(x_dst), at<float>(att), slope,
+                               at<float>(out), cols, heads, threads);
+      });
+  def(m, "gatv2_backward",
+      [](Address rowptr, Address col, int64_t n, Address perm, Address own, Address other, Address att, float slope,
+         Address dlogits, Address partial, Address dx, Address datt, int64_t cols, int64_t heads, int threads) {
+        kernels().gatv2_backward(csr(rowptr, col, n), at<int64_t>(perm), at<float>(own), at<float>(other),
+                                 at<float>(att), slope, at<float>(dlogits), at<float>(partial), at<float>(dx),
+                                 at<float>(datt), cols, heads, threads);
+      });
+}
+
+void define_norm(nb::module_& m) {
+  def(m, "column_moments",
+      [](Address x, Address partial, Address mean, Address var, int64_t rows, int64_t cols, int threads) {
+        kernels().column_moments(at<float>(x), at<float>(partial), at<float>(mean), at<float>(var), rows, cols,
+                                 threads);
+      });
+  def(m, "column_sums", [](Address x, Address partial, Address sums, int64_t rows, int64_t cols, int threads) {
+    kernels().column_sums(at<float>(x), at<float>(partial), at<float>(sums), rows, cols, threads);
+  });
+  def(m, "affine_forward",
+      [](Address x, Address scale, Address shift, int act, float slope, double p, uint64_t seed, Address out,
+         int64_t rows, int64_t cols, int threads) {
+        kernels().affine_forward(at<float>(x), {at<float>(scale), at<float>(shift), nullptr, nullptr},
+                                 {act, slope, p, seed}, at<float>(out), rows, cols, threads);
+      });
+  def(m, "affine_sums",
+      [](Address dout, Address x, Address scale, Address shift, Address mean, Address rstd, int act, float slope,
+         double p, uint64_t seed, Address partial, Address sum_g, Address sum_gx, int64_t rows, int64_t cols,
+         int threads) {
+        kernels().affine_sums(
+            at<float>(dout), at<float>(x), {at<float>(scale), at<float>(shift), at<float>(mean), at<float>(rstd)},
+            {act, slope, p, seed}, at<float>(partial), at<float>(sum_g), at<float>(sum_gx), rows, cols, threads);
+      });
+  def(m, "affine_backward",
+      [](Address dout, Address x, Address scale, Address shift, Address mean, Address by_x, Address constant, int act,
+         float slope, double p, uint64_t seed, Address dx, int64_t rows, int64_t cols, int threads) {
+        kernels().affine_backward(
+            at<float>(dout), at<float>(x), {at<float>(scale), at<float>(shift), at<float>(mean), nullptr},
+            {at<float>(by_x), at<float>(constant)}, {act, slope, p, seed}, at<float>(dx), rows, cols, threads);
+      });
+  def(m, "layer_norm",
+      [](Address x, Address weight, Address bias, float eps, int act, float slope, double p, uint64_t seed, Address out,
+         Address mean, Address var, int64_t rows, int64_t cols, int threads) {
+        kernels().layer_norm(at<float>(x), {at<float>(weight), at<float>(bias), eps}, {act, slope, p, seed},
+                             at<float>(out), at<float>(mean), at<float>(var), rows, cols, threads);
+      });
+  def(m, "layer_norm_backward",
+      [](Address dout, Address x, Address weight, Address bias, float eps, int act, float slope, double p,
+         uint64_t seed, Address mean, Address var, Address partial, Address dx, Address dweight, Address dbias,
+         int64_t rows, int64_t cols, int threads) {
+        kernels().layer_norm_backward(at<float>(dout), at<float>(x), {at<float>(weight), at<float>(bias), eps},
+                                      {act, slope, p, seed}, at<float>(mean), at<float>(var), at<float>(partial),
+                                      at<float>(dx), at<float>(dweight), at<float>(dbias), rows, cols, threads);
+      });
+}
+
 // Tensors over buffers of the pool, which gets each back when its last owner is gone.
 void define_pool(nb::module_& m) {
   m.def("pool_tensor", [](const std::vector<size_t>& shape, int code, int bits) {
@@ -196,5 +276,7 @@ NB_MODULE(_native, m) {
   define_sparse(m);
   define_codes(m);
   define_dropout(m);
+  define_attention(m);
+  define_norm(m);
   define_pool(m);
 }

@@ -34,12 +34,46 @@ struct Blocks {
   bool bf16_meta;  // zero and range are stored as bfloat16, else as float
 };
 
+// What is added to every row of a neighbour sum: root * x_i (square graphs), a bias per column, and row i of `rows`
+// [num_dst, cols]; null or 0: nothing.
+struct RowEnd {
+  const float* bias;
+  float root;
+  const float* rows;
+};
+
+// Activation (csrc/activation-inl.h) with its slope, then dropout with probability p.
+struct Pointwise {
+  int act;
+  float slope;
+  double p;
+  uint64_t seed;
+};
+
+// z = x * scale + shift per column, where scale = rstd * weight, shift = bias - mean * scale; all null: z = x.
+struct ColumnAffine {
+  const float *scale, *shift, *mean, *rstd;
+};
+// The part of dx that comes from the statistics' own dependence on x: by_x * (x - mean) + constant; null: none.
+struct Correction {
+  const float *by_x, *constant;
+};
+struct RowAffine {
+  const float *weight, *bias;
+  float eps;
+};
+
+// The three parts of an attention logit: src [num_src, heads], dst [num_dst, heads], edge [nnz, heads]; null: absent.
+struct GatTerms {
+  const float *src, *dst, *edge;
+};
+
 struct Kernels {
   const char* name;
   // ops/spmm.py
-  void (*spmm_f32)(Csr, EdgeWeight, const float* x, float* out, int64_t cols, int threads);
-  void (*spmm_bf16)(Csr, EdgeWeight, const uint16_t* x, uint16_t* out, int64_t cols, int threads);
-  void (*spmm_int8)(Csr, EdgeWeight, const int8_t* x, float* out, int64_t cols, int threads);
+  void (*spmm_f32)(Csr, EdgeWeight, RowEnd, const float* x, float* out, int64_t cols, int threads);
+  void (*spmm_bf16)(Csr, EdgeWeight, RowEnd, const uint16_t* x, uint16_t* out, int64_t cols, int threads);
+  void (*spmm_int8)(Csr, EdgeWeight, RowEnd, const int8_t* x, float* out, int64_t cols, int threads);
   void (*spmm_max)(Csr, EdgeWeight, const float* x, float* out, void* winner, int winner_bytes, int64_t cols,
                    int threads);
   bool (*spmm_max_backward)(Csr, EdgeWeight, const float* dout, const void* winner, int winner_bytes, float* dx,
@@ -49,6 +83,30 @@ struct Kernels {
   // ops/edge_softmax.py
   void (*edge_softmax)(Csr, const float* logits, float* out, int64_t heads, int threads);
   void (*edge_softmax_backward)(Csr, const float* out, const float* dout, float* dlogits, int64_t heads, int threads);
+  // ops/attention.py
+  void (*gat_attention)(Csr, GatTerms, float slope, float* out, int64_t heads, int threads);
+  void (*gat_attention_backward)(Csr, GatTerms, float slope, const float* p, const float* dp, float* ds, float* da_dst,
+                                 int64_t heads, int threads);
+  void (*edge_sums)(Csr, const int64_t* perm, const float* values, float* out, int64_t heads, int threads);
+  void (*gatv2_logits)(Csr, const float* x_src, const float* x_dst, const float* att, float slope, float* out,
+                       int64_t cols, int64_t heads, int threads);
+  void (*gatv2_backward)(Csr, const int64_t* perm, const float* own, const float* other, const float* att, float slope,
+                         const float* dlogits, float* partial, float* dx, float* datt, int64_t cols, int64_t heads,
+                         int threads);
+  // ops/norm_act.py; `partial` is scratch: 2 * cols rounded up to 16, for each 256 rows
+  void (*column_moments)(const float* x, float* partial, float* mean, float* var, int64_t rows, int64_t cols,
+                         int threads);
+  void (*column_sums)(const float* x, float* partial, float* sums, int64_t rows, int64_t cols, int threads);
+  void (*affine_forward)(const float* x, ColumnAffine, Pointwise, float* out, int64_t rows, int64_t cols, int threads);
+  void (*affine_sums)(const float* dout, const float* x, ColumnAffine, Pointwise, float* partial, float* sum_g,
+                      float* sum_gx, int64_t rows, int64_t cols, int threads);
+  void (*affine_backward)(const float* dout, const float* x, ColumnAffine, Correction, Pointwise, float* dx,
+                          int64_t rows, int64_t cols, int threads);
+  void (*layer_norm)(const float* x, RowAffine, Pointwise, float* out, float* mean, float* var, int64_t rows,
+                     int64_t cols, int threads);
+  void (*layer_norm_backward)(const float* dout, const float* x, RowAffine, Pointwise, const float* mean,
+                              const float* var, float* partial, float* dx, float* dweight, float* dbias, int64_t rows,
+                              int64_t cols, int threads);
   // ops/quantize_rows.py
   void (*quantize_rows)(const float* x, int8_t* codes, float* scale, int64_t rows, int64_t cols, Noise, int threads);
   void (*dequantize_rows)(const int8_t* codes, const float* scale, float* out, int64_t rows, int64_t cols, int threads);

@@ -1,5 +1,6 @@
-// Neighbour sums: out_i = dst_scale_i * sum over edges e = (i, j) of value_e * src_scale_j * x_j.
-// A row of the output stays in registers while its sources are gathered; each source row is asked for ahead of time.
+// Neighbour sums: out_i = dst_scale_i * sum over edges e = (i, j) of value_e * src_scale_j * x_j + root * x_i + rows_i
+// + bias. A row of the output stays in registers while its sources are gathered; each source row is asked for ahead of
+// time.
 
 #if defined(__AVX512F__)
 constexpr int kTileVectors = 8;
@@ -14,7 +15,23 @@ constexpr int64_t kPrefetchEdges = 16;
 struct RowEdges {
   int64_t begin, end, nnz;
   bool streaming;
+  float dst_scale;
 };
+
+// What follows a row's sum, at one column: its bias, and the node's own row times root.
+template <typename In>
+struct RowAdd {
+  const float* bias;
+  const In* own;
+  float root;
+  const float* rows;
+};
+template <typename In>
+GOSSAMER_INLINE f32x16 add16(const RowAdd<In>& end, f32x16 sum, int c) {
+  if (end.own) sum += load_float(end.own + c) * end.root;
+  if (end.rows) sum += load<f32x16>(end.rows + c);
+  return end.bias ? sum + load<f32x16>(end.bias + c) : sum;
+}
 
 GOSSAMER_INLINE float edge_weight(const EdgeWeight& w, int64_t edge, int64_t head, int32_t j) {
   float weight = w.value ? w.value[edge * w.heads + head] : 1.0f;
@@ -22,8 +39,8 @@ GOSSAMER_INLINE float edge_weight(const EdgeWeight& w, int64_t edge, int64_t hea
 }
 
 template <int V, typename In, typename Out>
-GOSSAMER_INLINE void spmm_tile(const Csr& a, const EdgeWeight& w, RowEdges row, int64_t head, const In* x, int64_t cols,
-                               float dst_scale, Out* out) {
+GOSSAMER_INLINE void spmm_tile(const Csr& a, const EdgeWeight& w, RowEdges row, RowAdd<In> end, int64_t head,
+                               const In* x, int64_t cols, Out* out) {
   f32x16 acc[V];
 #pragma GCC unroll 16
   for (int v = 0; v < V; ++v) acc[v] = splat(0.0f);
@@ -37,12 +54,12 @@ GOSSAMER_INLINE void spmm_tile(const Csr& a, const EdgeWeight& w, RowEdges row, 
     for (int v = 0; v < V; ++v) acc[v] += load_float(xj + v * kLanes) * weight;
   }
 #pragma GCC unroll 16
-  for (int v = 0; v < V; ++v) put(out + v * kLanes, acc[v] * dst_scale, row.streaming);
+  for (int v = 0; v < V; ++v) put(out + v * kLanes, add16(end, acc[v] * row.dst_scale, v * kLanes), row.streaming);
 }
 
 template <typename In, typename Out>
-GOSSAMER_INLINE void spmm_tail(const Csr& a, const EdgeWeight& w, RowEdges row, int64_t head, const In* x, int64_t cols,
-                               float dst_scale, Out* out, int width) {
+GOSSAMER_INLINE void spmm_tail(const Csr& a, const EdgeWeight& w, RowEdges row, RowAdd<In> end, int64_t head,
+                               const In* x, int64_t cols, Out* out, int width) {
   float acc[kLanes] = {};
   for (int64_t e = row.begin; e < row.end; ++e) {
     const int32_t j = a.col[e];
@@ -50,36 +67,46 @@ GOSSAMER_INLINE void spmm_tail(const Csr& a, const EdgeWeight& w, RowEdges row, 
     const In* xj = x + int64_t(j) * cols;
     for (int c = 0; c < width; ++c) acc[c] += weight * load_scalar(xj + c);
   }
-  for (int c = 0; c < width; ++c) store_scalar(out + c, acc[c] * dst_scale);
+  for (int c = 0; c < width; ++c) {
+    float sum = acc[c] * row.dst_scale;
+    if (end.own) sum += load_scalar(end.own + c) * end.root;
+    if (end.rows) sum += end.rows[c];
+    store_scalar(out + c, end.bias ? sum + end.bias[c] : sum);
+  }
 }
 
 // Columns [begin, end) of output row i; all of them belong to one head.
 template <typename In, typename Out>
-static void spmm_row(const Csr& a, const EdgeWeight& w, int64_t i, int64_t head, const In* x, Out* out, int64_t cols,
-                     int64_t begin, int64_t end, bool streaming) {
-  const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst], streaming};
+static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row, int64_t i, int64_t head, const In* x,
+                     Out* out, int64_t cols, int64_t begin, int64_t end, bool streaming) {
   const float dst_scale = w.dst_scale ? w.dst_scale[i] : 1.0f;
+  const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst], streaming, dst_scale};
+  const auto add = [&](int64_t c) {
+    return RowAdd<In>{end_of_row.bias ? end_of_row.bias + c : nullptr,
+                      end_of_row.root != 0 ? x + i * cols + c : nullptr, end_of_row.root,
+                      end_of_row.rows ? end_of_row.rows + i * cols + c : nullptr};
+  };
   int64_t c = begin;
 #define GOSSAMER_TILES(V)                                             \
   for (; V <= kTileVectors && end - c >= V * kLanes; c += V * kLanes) \
-  spmm_tile<(V <= kTileVectors ? V : 1)>(a, w, row, head, x + c, cols, dst_scale, out + i * cols + c)
+  spmm_tile<(V <= kTileVectors ? V : 1)>(a, w, row, add(c), head, x + c, cols, out + i * cols + c)
   GOSSAMER_TILES(16);
   GOSSAMER_TILES(8);
   GOSSAMER_TILES(4);
   GOSSAMER_TILES(2);
   GOSSAMER_TILES(1);
 #undef GOSSAMER_TILES
-  if (c < end) spmm_tail(a, w, row, head, x + c, cols, dst_scale, out + i * cols + c, int(end - c));
+  if (c < end) spmm_tail(a, w, row, add(c), head, x + c, cols, out + i * cols + c, int(end - c));
 }
 
 template <typename In, typename Out>
-static void spmm(Csr a, EdgeWeight w, const In* x, Out* out, int64_t cols, int threads) {
+static void spmm(Csr a, EdgeWeight w, RowEnd end, const In* x, Out* out, int64_t cols, int threads) {
   const int64_t width = cols / w.heads;
   const bool streaming = width % kLanes == 0 && streams(out, a.num_dst * cols);
   parallel_rows(a.rowptr, a.num_dst, cols, threads, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i)
       for (int64_t head = 0; head < w.heads; ++head)
-        spmm_row(a, w, i, head, x, out, cols, head * width, (head + 1) * width, streaming);
+        spmm_row(a, w, end, i, head, x, out, cols, head * width, (head + 1) * width, streaming);
     stream_fence();
   });
 }

@@ -24,6 +24,14 @@ namespace GOSSAMER_TARGET {
 
 #include "dropout-inl.h"
 
+#include "activation-inl.h"
+
+#include "norm_act-inl.h"
+
+#include "layer_norm-inl.h"
+
+#include "attention-inl.h"
+
 #include "gather_rows-inl.h"
 
 #include "int8_linear-inl.h"
@@ -41,6 +49,18 @@ static const Kernels table = {
     sddmm,
     edge_softmax,
     edge_softmax_backward,
+    gat_attention,
+    gat_attention_backward,
+    edge_sums,
+    gatv2_logits,
+    gatv2_backward,
+    column_moments,
+    column_sums,
+    affine_forward,
+    affine_sums,
+    affine_backward,
+    layer_norm,
+    layer_norm_backward,
     quantize_rows,
     dequantize_rows,
     pack,

@@ -49,7 +49,10 @@ def spmm(draw: Draw) -> list[Any]:
     columns = draw(COLUMNS)
     scales = [maybe(draw, floats(draw, count)) for count in (num_src, rowptr.numel() - 1)]
     x = floats(draw, num_src, columns).to(draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16])))
-    return [rowptr, col, weights(draw, col.numel(), columns), *scales, x, None, None, None, None]
+    root = draw(st.sampled_from([0.0, 1.5])) if num_src == rowptr.numel() - 1 else 0.0
+    bias, rows = maybe(draw, floats(draw, columns)), maybe(draw, floats(draw, rowptr.numel() - 1, columns))
+    value = weights(draw, col.numel(), columns)
+    return [rowptr, col, value, *scales, x, bias, root, rows, None, None, None, None]
 
 
 def spmm_int8(draw: Draw) -> list[Any]:

@@ -99,7 +99,7 @@ def test_a_new_number_of_rows_needs_no_new_graph():
         return module.forward
 
     def forward(rowptr, col, x):
-        return torch.ops.gossamer.spmm(rowptr, col, None, None, None, x, None, None, None, None)
+        return torch.ops.gossamer.spmm(rowptr, col, None, None, None, x, None, 0.0, None, None, None, None, None)
 
     compiled = torch.compile(forward, backend=backend, fullgraph=True, dynamic=True)
     for name in ("power law", "star", "isolated nodes", "bipartite, few sources"):

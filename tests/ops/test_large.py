@@ -88,7 +88,7 @@ def test_parts_equal_the_reference(name):
     if name == "spmm":
         edge = (rows.unsqueeze(1) == graph().edge_index[1]).nonzero()[:, 1]
         rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), graph().degree[rows].cumsum(0)])
-        args = (rowptr, graph().col[edge], None, None, None, rand(1000, COLUMNS), None, None, None, None)
+        args = (rowptr, graph().col[edge], None, None, None, rand(1000, COLUMNS), None, 0.0, *[None] * 5)
     elif name == "int8_linear":
         args = (codes()[rows], rand(ROWS)[rows], codes()[:COLUMNS], rand(COLUMNS), None)
     else:

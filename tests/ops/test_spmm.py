@@ -11,7 +11,7 @@ from gossamer.ops import OPS, spmm
 from . import graphs
 from .compare import UNIT, assert_sums_agree, on_baseline, same_bits, with_gradients
 
-NO_TRANSPOSE = (None, None, None, None)
+NO_TRANSPOSE = (None, 0.0, None, None, None, None, None)  # nor bias, root, rows
 
 
 def rand(*shape, seed=0, dtype=torch.float32):
@@ -161,7 +161,9 @@ def test_opcheck():
     value = rand(graph.num_edges, 2).requires_grad_()
     opcheck(OPS["spmm"].overload, (graph.rowptr, graph.col, None, None, None, x, *NO_TRANSPOSE))
     scales = (torch.rand(5), torch.rand(4))
-    opcheck(OPS["spmm"].overload, (graph.rowptr, graph.col, value, *scales, x, t.rowptr, t.col, graph.t_perm, None))
+    ends = (rand(4).requires_grad_(), 0.0, rand(4, 4).requires_grad_())
+    transposed = (t.rowptr, t.col, graph.t_perm, None)
+    opcheck(OPS["spmm"].overload, (graph.rowptr, graph.col, value, *scales, x, *ends, *transposed))
     half = x.detach().bfloat16().requires_grad_()
     opcheck(OPS["spmm"].overload, (graph.rowptr, graph.col, None, None, None, half, *NO_TRANSPOSE))
 

@@ -5,11 +5,15 @@ autograd, `torch.compile` and export see. Edge tensors are in the graph's CSR or
 """
 
 from ._library import NATIVE, OPS
+from .attention import gat_attention
 from .csr import coo_to_csr, transpose_csr
 from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
+from .gatv2 import gatv2_logits
 from .int8_linear import int8_linear
+from .linear import column_sums, linear
+from .norm_act import norm_act_op as norm_act
 from .pack import pack, unpack
 from .quantize_rows import dequantize_rows, quantize_rows
 from .random import random_bits
@@ -21,16 +25,21 @@ from .spmm_max import spmm_max
 __all__ = [
     "NATIVE",
     "OPS",
+    "column_sums",
     "coo_to_csr",
     "dequantize_rows",
     "dropout",
     "dropout_keeping_mask",
     "edge_softmax",
+    "gat_attention",
     "gather_packed_rows",
     "gather_rows",
     "gather_rows_int8",
+    "gatv2_logits",
     "int8_linear",
+    "linear",
     "masked_scale",
+    "norm_act",
     "pack",
     "quantize_rows",
     "random_bits",

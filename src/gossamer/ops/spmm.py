@@ -1,12 +1,13 @@
 """Neighbour sums: sparse matrix times dense rows.
 
-    sum:   out_i = dst_scale_i * sum over edges e = (j -> i) of value_e * src_scale_j * x_j
+    sum:   out_i = dst_scale_i * sum over edges e = (j -> i) of value_e * src_scale_j * x_j + root * x_i + rows_i + bias
     mean:  the sum with dst_scale_i = 1 / max(degree_i, 1)
     max:   out_i = max over edges of value_e * x_j, 0 where there are none; ties go to the first edge (ops/spmm_max.py)
 
 `value` may have one column per head: [nnz, heads] with x [num_src, heads, width]. bfloat16 rows are summed in float32.
 
-    d x     = the same product with A transposed and the two scales exchanged
+    d x     = the same product with A transposed and the two scales exchanged, + root * dout
+    d bias  = column sums of dout,  d rows = dout
     d value = dst_scale_i * src_scale_j * <dout_i, x_j> per head                                      (ops/sddmm.py)
 
 With fixed values nothing is kept for backward but the graph itself. Cost: nnz * width multiplications, and as many
@@ -24,6 +25,7 @@ from . import _checks
 from ._library import define
 from .csr import row_of_edge, transpose_csr
 from .gather_rows import gather_rows
+from .linear import column_sums
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -72,11 +74,24 @@ def check_weights(
 
 def _check(
     rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    t_rowptr: Tensor | None, t_col: Tensor | None, t_perm: Tensor | None, t_value: Tensor | None,
+    bias: Tensor | None, root: float, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
+    t_perm: Tensor | None, t_value: Tensor | None,
 ) -> None:  # fmt: skip
     _checks.dtype_of("x", x, FLOATS)
     _checks.shape_of("x", x, (None, None), "[num_src, columns]")
     check_weights(rowptr, col, value, (src_scale, dst_scale), x)
+    if bias is not None:
+        _checks.dtype_of("bias", bias, (torch.float32, torch.float64))
+        _checks.shape_of("bias", bias, (x.size(1),), f"[{x.size(1)}], one number per column")
+    if rows is not None:
+        _checks.dtype_of("rows", rows, FLOATS)
+        shape = (rowptr.numel() - 1, x.size(1))
+        _checks.shape_of("rows", rows, shape, f"{shape}, one row per destination")
+    if root != 0 and x.size(0) != rowptr.numel() - 1:
+        raise ValueError(
+            f"`root` needs as many sources as destinations (got {x.size(0)} and {rowptr.numel() - 1}); "
+            "add the destinations' rows yourself"
+        )
 
 
 def weights_of_edges(col: Tensor, value: Tensor | None, src_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -103,25 +118,32 @@ def weighted_sum(
 
 def _reference(
     rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    t_rowptr: Tensor | None, t_col: Tensor | None, t_perm: Tensor | None, t_value: Tensor | None,
+    bias: Tensor | None, root: float, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
+    t_perm: Tensor | None, t_value: Tensor | None,
 ) -> Tensor:  # fmt: skip
     wide = x.float() if x.dtype == torch.bfloat16 else x
-    return weighted_sum(rowptr, col, value, src_scale, dst_scale, wide).to(x.dtype)
+    out = weighted_sum(rowptr, col, value, src_scale, dst_scale, wide)
+    out = out if root == 0 else out + root * wide
+    out = out if rows is None else out + rows
+    return (out if bias is None else out + bias).to(x.dtype)
 
 
 def _fake(
     rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    t_rowptr: Tensor | None, t_col: Tensor | None, t_perm: Tensor | None, t_value: Tensor | None,
+    bias: Tensor | None, root: float, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
+    t_perm: Tensor | None, t_value: Tensor | None,
 ) -> Tensor:  # fmt: skip
     return x.new_empty(rowptr.size(0) - 1, x.size(1))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rowptr, col, value, src_scale, dst_scale, x, *transposed = inputs
+    rowptr, col, value, src_scale, dst_scale, x, bias, ctx.root, rows, *transposed = inputs
     refuse_gradient(src_scale=src_scale, dst_scale=dst_scale)
     learn_value = value is not None and value.requires_grad
     ctx.save_for_backward(rowptr, col, value, src_scale, dst_scale, x if learn_value else None, *transposed)
     ctx.num_src = x.size(0)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.rows_dtype = None if rows is None else rows.dtype
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
@@ -132,17 +154,21 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
             t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, ctx.num_src)
         if value is not None and t_value is None:
             t_value = gather_rows(value, t_perm)
-        dx = spmm_op(t_rowptr, t_col, t_value, dst_scale, src_scale, dout.contiguous(), None, None, None, None)
+        own = (None, ctx.root, None, None, None, None, None)
+        dx = spmm_op(t_rowptr, t_col, t_value, dst_scale, src_scale, dout.contiguous(), *own)
     if ctx.needs_input_grad[2]:
         from .sddmm import edge_gradient
 
         dvalue = edge_gradient(rowptr, col, value, src_scale, dst_scale, x, dout, (t_rowptr, t_col, t_perm))
-    return None, None, dvalue, None, None, dx, None, None, None, None
+    dbias = column_sums(dout.contiguous()).to(ctx.bias_dtype) if ctx.needs_input_grad[6] else None
+    drows = dout.to(ctx.rows_dtype) if ctx.needs_input_grad[8] else None
+    return None, None, dvalue, None, None, dx, dbias, None, drows, None, None, None, None
 
 
 spmm_op = define(
     "spmm(Tensor rowptr, Tensor col, Tensor? value, Tensor? src_scale, Tensor? dst_scale, Tensor x, "
-    "Tensor? t_rowptr, Tensor? t_col, Tensor? t_perm, Tensor? t_value) -> Tensor",
+    "Tensor? bias, float root, Tensor? rows, Tensor? t_rowptr, Tensor? t_col, Tensor? t_perm, Tensor? t_value) "
+    "-> Tensor",
     check=_check,
     reference=_reference,
     fake=_fake,
@@ -151,8 +177,19 @@ spmm_op = define(
 )
 
 
-def spmm(graph: Graph, x: Tensor, value: Tensor | None = None, reduce: Literal["sum", "mean", "max"] = "sum") -> Tensor:
-    """Sum, mean or maximum of the neighbours' rows; `value` (CSR order) replaces the graph's own edge weights."""
+def spmm(
+    graph: Graph,
+    x: Tensor,
+    value: Tensor | None = None,
+    reduce: Literal["sum", "mean", "max"] = "sum",
+    bias: Tensor | None = None,
+    root: float = 0.0,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Sum, mean or maximum of the neighbours' rows; `value` (CSR order) replaces the graph's own edge weights.
+
+    `root` times the node's own row, its row in `rows` [num_dst, ..] and `bias` are added in the same pass.
+    """
     from .spmm_max import spmm_max
 
     if reduce not in ("sum", "mean", "max"):
@@ -161,12 +198,15 @@ def spmm(graph: Graph, x: Tensor, value: Tensor | None = None, reduce: Literal["
     weights = graph.value if value is None else value
     check_heads(x, weights)
     if reduce == "max":
-        return spmm_max(graph, x, weights)
+        top = spmm_max(graph, x, weights)
+        top = top if root == 0 else top.add(x, alpha=root)
+        top = top if rows is None else top + rows
+        return top if bias is None else top + bias
     flat = x.flatten(1) if x.dim() == 3 else x
     transposed: tuple[Tensor | None, ...] = (None, None, None, None)
     if torch.is_grad_enabled() and x.requires_grad:
         t = graph.t()
         transposed = (t.rowptr, t.col, graph.t_perm, t.value if value is None else None)
     dst_scale = graph.inverse_degree if reduce == "mean" else None
-    out = spmm_op(graph.rowptr, graph.col, weights, None, dst_scale, flat.contiguous(), *transposed)
+    out = spmm_op(graph.rowptr, graph.col, weights, None, dst_scale, flat.contiguous(), bias, root, rows, *transposed)
     return out.view(graph.num_dst, *x.shape[1:])

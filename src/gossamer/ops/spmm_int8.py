@@ -63,7 +63,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[3]:
         t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, codes.size(0))
         t_value = None if value is None else gather_rows(value, t_perm)
-        back = spmm_op(t_rowptr, t_col, t_value, dst_scale, None, dout.contiguous(), None, None, None, None)
+        back = spmm_op(t_rowptr, t_col, t_value, dst_scale, None, dout.contiguous(), None, 0.0, *[None] * 5)
         dscale = (back * rows).sum(1)
     return None, None, dvalue, dscale, None, None
 

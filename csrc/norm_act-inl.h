@@ -1,0 +1,191 @@
+// Normalisation, activation and dropout in one pass: out = drop(act(z)), z = x_hat * weight + bias (ops/norm_act.py).
+// Over columns or everything, statistics come first and z is an affine function of x per column; over rows they are
+// found while the row is in the cache. Backward makes z and the mask again from x: nothing but x is kept.
+// Sums over rows are taken in chunks of fixed size, merged in order: they do not depend on the number of threads.
+
+constexpr int64_t kChunkRows = 256;
+constexpr int64_t kBlockRows = 8;  // rows whose sums share one load and store of the accumulators
+
+GOSSAMER_INLINE int64_t padded(int64_t cols) { return ceil_div(cols, kLanes) * kLanes; }
+
+// The first `count` of sixteen elements; the others are `rest` on load and untouched on store.
+GOSSAMER_INLINE f32x16 load_part(const float* from, int64_t count, float rest = 0.0f) {
+  if (count >= kLanes) return load<f32x16>(from);
+  float part[kLanes];
+  for (int k = 0; k < kLanes; ++k) part[k] = k < count ? from[k] : rest;
+  return load<f32x16>(part);
+}
+GOSSAMER_INLINE void put_part(float* to, f32x16 v, int64_t count, bool streaming) {
+  if (count >= kLanes) return put(to, v, streaming);
+  float part[kLanes];
+  store(part, v);
+  for (int k = 0; k < count; ++k) to[k] = part[k];
+}
+
+struct Tail {
+  DropRule drop;
+  bool drops;
+  float slope;
+};
+GOSSAMER_INLINE Tail tail_of(const Pointwise& f) { return {drop_rule(f.p, f.seed), f.p > 0, f.slope}; }
+
+// What dropout multiplies elements index .. index + 15 by: 1 / (1 - p) or 0.
+GOSSAMER_INLINE f32x16 keep_scale(const Tail& t, int64_t index) {
+  if (t.drop.none) return splat(0.0f);
+  return select(random_words(t.drop.key, uint64_t(index)) >= splat(t.drop.threshold), splat(t.drop.scale), splat(0.0f));
+}
+template <int A>
+GOSSAMER_INLINE f32x16 forward16(f32x16 z, const Tail& t, int64_t index) {
+  const f32x16 y = activate<A>(z, t.slope);
+  if (!t.drops) return y;
+  const f32x16 keep = keep_scale(t, index);
+  return select(keep > splat(0.0f), y * keep, splat(0.0f));
+}
+template <int A>
+GOSSAMER_INLINE f32x16 backward16(f32x16 dout, f32x16 z, const Tail& t, int64_t index) {
+  const f32x16 g = A == kRelu       ? select((z > splat(0.0f)) | (z != z), dout, splat(0.0f))
+                   : A == kIdentity ? dout
+                                    : dout * derivative<A>(z, t.slope);
+  if (!t.drops) return g;
+  const f32x16 keep = keep_scale(t, index);
+  return select(keep > splat(0.0f), g * keep, splat(0.0f));
+}
+
+// z of column c: x * scale + shift, or x itself.
+GOSSAMER_INLINE f32x16 affine16(const ColumnAffine& f, f32x16 x, int64_t c, int64_t count) {
+  return f.scale ? x * load_part(f.scale + c, count) + load_part(f.shift + c, count) : x;
+}
+
+template <int A>
+static void affine_forward_as(const float* x, ColumnAffine f, Pointwise pw, float* out, int64_t rows, int64_t cols,
+                              int threads) {
+  const Tail t = tail_of(pw);
+  const bool streaming = cols % kLanes == 0 && streams(out, rows * cols);
+  parallel_for(rows, 1 + 16384 / (cols + 1), threads, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r)
+      for (int64_t c = 0; c < cols; c += kLanes) {
+        const int64_t at = r * cols + c, count = cols - c;
+        const f32x16 z = affine16(f, load_part(x + at, count), c, count);
+        put_part(out + at, forward16<A>(z, t, at), count, streaming);
+      }
+    stream_fence();
+  });
+}
+static void affine_forward(const float* x, ColumnAffine f, Pointwise pw, float* out, int64_t rows, int64_t cols,
+                           int threads) {
+  by_act(pw.act, [&](auto tag) { affine_forward_as<decltype(tag)::value>(x, f, pw, out, rows, cols, threads); });
+}
+
+// dx = scale * g + by_x * (x - mean) + constant, g the gradient of z; the last two terms are there if statistics are
+// x's.
+template <int A>
+static void affine_backward_as(const float* dout, const float* x, ColumnAffine f, Correction k, Pointwise pw, float* dx,
+                               int64_t rows, int64_t cols, int threads) {
+  const Tail t = tail_of(pw);
+  const bool streaming = cols % kLanes == 0 && streams(dx, rows * cols);
+  parallel_for(rows, 1 + 16384 / (cols + 1), threads, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r)
+      for (int64_t c = 0; c < cols; c += kLanes) {
+        const int64_t at = r * cols + c, count = cols - c;
+        const f32x16 xs = load_part(x + at, count);
+        f32x16 g = backward16<A>(load_part(dout + at, count), affine16(f, xs, c, count), t, at);
+        if (f.scale) g = g * load_part(f.scale + c, count);
+        if (k.by_x)
+          g = g + (xs - load_part(f.mean + c, count)) * load_part(k.by_x + c, count) + load_part(k.constant + c, count);
+        put_part(dx + at, g, count, streaming);
+      }
+    stream_fence();
+  });
+}
+static void affine_backward(const float* dout, const float* x, ColumnAffine f, Correction k, Pointwise pw, float* dx,
+                            int64_t rows, int64_t cols, int threads) {
+  by_act(pw.act,
+         [&](auto tag) { affine_backward_as<decltype(tag)::value>(dout, x, f, k, pw, dx, rows, cols, threads); });
+}
+
+// first(rows of a block, c, count, index of its first element) adds the block's rows to two sums, held in `partial`.
+template <typename F>
+GOSSAMER_INLINE void sum_chunks(int64_t rows, int64_t cols, float* partial, int threads, const F& add) {
+  const int64_t chunks = ceil_div(rows, kChunkRows), stride = padded(cols);
+  parallel_for(chunks, 1, threads, [&](int64_t first, int64_t last) {
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      float* sums = partial + chunk * 2 * stride;
+      std::memset(sums, 0, size_t(2 * stride) * sizeof(float));
+      const int64_t begin = chunk * kChunkRows, end = min_of(rows, begin + kChunkRows);
+      for (int64_t r = begin; r < end; r += kBlockRows)
+        for (int64_t c = 0; c < cols; c += kLanes) {
+          f32x16 a = splat(0.0f), b = a;
+          for (int64_t row = r; row < min_of(end, r + kBlockRows); ++row) add(row, begin, c, cols - c, &a, &b);
+          store(sums + c, load<f32x16>(sums + c) + a);
+          store(sums + stride + c, load<f32x16>(sums + stride + c) + b);
+        }
+    }
+  });
+}
+
+// Mean and biased variance of each column. Within a chunk, differences to its first row are summed: no cancellation.
+static void column_moments(const float* x, float* partial, float* mean, float* var, int64_t rows, int64_t cols,
+                           int threads) {
+  const int64_t stride = padded(cols);
+  sum_chunks(rows, cols, partial, threads,
+             [&](int64_t r, int64_t begin, int64_t c, int64_t count, f32x16* sum, f32x16* square) {
+               const f32x16 d = load_part(x + r * cols + c, count) - load_part(x + begin * cols + c, count);
+               *sum += d;
+               *square += d * d;
+             });
+  for (int64_t c = 0; c < cols; ++c) {
+    double centre = 0, spread = 0, seen = 0;
+    for (int64_t chunk = 0; chunk * kChunkRows < rows; ++chunk) {
+      const double n = double(min_of(kChunkRows, rows - chunk * kChunkRows));
+      const double sum = partial[chunk * 2 * stride + c], square = partial[(chunk * 2 + 1) * stride + c];
+      const double m = double(x[chunk * kChunkRows * cols + c]) + sum / n, gap = m - centre;
+      spread += square - sum * sum / n + gap * gap * (n * seen / (n + seen));
+      seen += n;
+      centre += gap * (n / seen);
+    }
+    mean[c] = float(centre);
+    var[c] = float(spread > 0 || spread != spread ? spread / seen : 0);
+  }
+}
+
+static void merge_sums(const float* partial, int64_t rows, int64_t cols, float* first, float* second) {
+  const int64_t stride = padded(cols);
+  for (int64_t c = 0; c < cols; ++c) {
+    double a = 0, b = 0;
+    for (int64_t chunk = 0; chunk * kChunkRows < rows; ++chunk) {
+      a += partial[chunk * 2 * stride + c];
+      b += partial[(chunk * 2 + 1) * stride + c];
+    }
+    first[c] = float(a);
+    if (second) second[c] = float(b);
+  }
+}
+
+// Sums over rows of g and of g * x_hat: the gradients of bias and weight.
+template <int A>
+static void affine_sums_as(const float* dout, const float* x, ColumnAffine f, Pointwise pw, float* partial,
+                           float* sum_g, float* sum_gx, int64_t rows, int64_t cols, int threads) {
+  const Tail t = tail_of(pw);
+  sum_chunks(rows, cols, partial, threads,
+             [&](int64_t r, int64_t, int64_t c, int64_t count, f32x16* sum, f32x16* with_x) {
+               const int64_t at = r * cols + c;
+               const f32x16 xs = load_part(x + at, count);
+               const f32x16 g = backward16<A>(load_part(dout + at, count), affine16(f, xs, c, count), t, at);
+               *sum += g;
+               *with_x += g * ((xs - load_part(f.mean + c, count)) * load_part(f.rstd + c, count));
+             });
+  merge_sums(partial, rows, cols, sum_g, sum_gx);
+}
+static void affine_sums(const float* dout, const float* x, ColumnAffine f, Pointwise pw, float* partial, float* sum_g,
+                        float* sum_gx, int64_t rows, int64_t cols, int threads) {
+  by_act(pw.act, [&](auto tag) {
+    affine_sums_as<decltype(tag)::value>(dout, x, f, pw, partial, sum_g, sum_gx, rows, cols, threads);
+  });
+}
+
+static void column_sums(const float* x, float* partial, float* sums, int64_t rows, int64_t cols, int threads) {
+  sum_chunks(rows, cols, partial, threads, [&](int64_t r, int64_t, int64_t c, int64_t count, f32x16* sum, f32x16*) {
+    *sum += load_part(x + r * cols + c, count);
+  });
+  merge_sums(partial, rows, cols, sums, nullptr);
+}

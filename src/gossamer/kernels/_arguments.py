@@ -1,0 +1,22 @@
+"""What bindings share: addresses, weights as kernels expect them, and seeds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+F32 = torch.float32
+MASK64 = 2**64 - 1
+
+
+def at(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def as_float(tensor: Tensor | None) -> Tensor | None:
+    """What kernels expect of a weight: float32, contiguous."""
+    return None if tensor is None else tensor.to(F32).contiguous()
+
+
+def noise(seed: int | None) -> tuple[bool, int]:
+    return seed is not None, (seed or 0) & MASK64

@@ -1,0 +1,176 @@
+"""Native kernels of the ops on rows: dropout, normalisation with activation, and products in pooled buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import memory
+from ..ops._library import OPS, Op
+from ..ops.norm_act import Over, rstd_of
+from . import native, num_threads
+from ._arguments import F32, MASK64, at
+
+CHUNK_ROWS = 256  # csrc/norm_act-inl.h
+
+
+def _random_bits(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:
+    out = memory.empty([numel], torch.int32)
+    native.random_bits(seed & MASK64, offset, at(out), numel, num_threads())
+    return out
+
+
+def _dropout(x: Tensor, p: float, seed: int) -> Tensor:
+    if x.dtype != F32:
+        return OPS["dropout"].reference(x, p, seed)
+    x, out = x.contiguous(), memory.empty(x.shape, F32)
+    native.dropout(at(x), at(out), 0, x.numel(), p, seed & MASK64, num_threads())
+    return out
+
+
+def _dropout_with_mask(op: Op, kernel: Callable[..., None], x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+    if x.dtype != F32:
+        return op.reference(x, p, seed)
+    x, out = x.contiguous(), memory.empty(x.shape, F32)
+    mask = memory.empty([(x.numel() + 7) // 8], torch.uint8)
+    kernel(at(x), at(out), at(mask), x.numel(), p, seed & MASK64, num_threads())
+    return out, mask
+
+
+def _masked_scale(x: Tensor, mask: Tensor, p: float) -> Tensor:
+    if x.dtype != F32:
+        return OPS["masked_scale"].reference(x, mask, p)
+    x, mask, out = x.contiguous(), mask.contiguous(), memory.empty(x.shape, F32)
+    native.masked_scale(at(x), at(mask), at(out), x.numel(), p, num_threads())
+    return out
+
+
+def _partial(rows: int, cols: int) -> Tensor:
+    """Scratch for sums over rows: two padded rows for each chunk."""
+    return memory.empty([max(-(-rows // CHUNK_ROWS), 1), 2, -(-cols // 16) * 16], F32)
+
+
+def _column_sums(x: Tensor) -> Tensor:
+    if x.dtype != F32:
+        return OPS["column_sums"].reference(x)
+    x, sums, scratch = x.contiguous(), torch.empty(x.size(1)), _partial(*x.shape)
+    native.column_sums(at(x), at(scratch), at(sums), *x.shape, num_threads())
+    return sums
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None) -> Tensor:
+    if x.dtype != F32:
+        return OPS["linear"].reference(x, weight, bias, rows)
+    out = memory.empty([x.size(0), weight.size(0)], F32)
+    if rows is None:
+        return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+    if bias is None:
+        out.copy_(rows)
+    else:
+        torch.add(rows, bias, out=out)
+    return out.addmm_(x, weight.t())
+
+
+def _moments(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance over columns, or over everything from those."""
+    mean, var = torch.empty(x.size(1)), torch.empty(x.size(1))
+    scratch = _partial(*x.shape)
+    native.column_moments(at(x), at(scratch), at(mean), at(var), *x.shape, num_threads())
+    if over == Over.COLUMNS:
+        return mean, var
+    centre = mean.double().mean()
+    return centre.float().reshape(1), (var.double() + (mean.double() - centre) ** 2).mean().float().reshape(1)
+
+
+def _columns(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, over: int, eps: float
+) -> tuple[Tensor | None, ...]:
+    """scale, shift, mean and rstd of each column, so that z = x * scale + shift."""
+    if over == Over.NOTHING:
+        return None, None, None, None
+    mean, rstd = mean.expand(x.size(1)).contiguous(), rstd_of(var, over, eps).expand(x.size(1)).contiguous()
+    scale = rstd if weight is None else rstd * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return scale, shift, mean, rstd
+
+
+def _norm_act(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
+    over: int, eps: float, act: int, slope: float, p: float, seed: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if x.dtype != F32:
+        return OPS["norm_act"].reference(x, weight, bias, mean, var, over, eps, act, slope, p, seed)
+    x, out = x.contiguous(), memory.empty(x.shape, F32)
+    tail = (act, slope, p, seed & MASK64)
+    if over == Over.ROWS:
+        own_mean, own_var = torch.empty(x.size(0)), torch.empty(x.size(0))
+        affine = (at(weight), at(bias), eps)
+        own = (at(own_mean), at(own_var))
+        native.layer_norm(at(x), *affine, *tail, at(out), *own, *x.shape, num_threads())
+        return out, own_mean, own_var
+    own_mean, own_var = _moments(x, over) if over in (Over.COLUMNS, Over.ALL) else (torch.empty(0), torch.empty(0))
+    used = (own_mean, own_var) if mean is None or var is None else (mean, var)
+    scale, shift, _, _ = _columns(x, weight, bias, *used, over, eps)
+    native.affine_forward(at(x), at(scale), at(shift), *tail, at(out), *x.shape, num_threads())
+    return out, own_mean, own_var
+
+
+def _norm_act_backward(
+    dout: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+    over: int, eps: float, act: int, slope: float, p: float, seed: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if x.dtype != F32:
+        return OPS["norm_act_backward"].reference(dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed)
+    dout, x, dx = dout.contiguous(), x.contiguous(), memory.empty(x.shape, F32)
+    dweight, dbias = torch.zeros(x.size(1)), torch.zeros(x.size(1))
+    tail = (act, slope, p, seed & MASK64)
+    ends = (*x.shape, num_threads())
+    if over == Over.ROWS:
+        given = (at(dout), at(x), at(weight), at(bias), eps, *tail, at(mean), at(var))
+        scratch = _partial(*x.shape)
+        native.layer_norm_backward(*given, at(scratch), at(dx), at(dweight), at(dbias), *ends)
+        return dx, dweight, dbias
+    columns = _columns(x, weight, bias, mean, var, over, eps)
+    where = [at(t) for t in columns]
+    if over != Over.NOTHING:
+        scratch = _partial(*x.shape)
+        sums = (at(scratch), at(dbias), at(dweight))
+        native.affine_sums(at(dout), at(x), *where, *tail, *sums, *ends)
+    by_x, constant = _correction(x, weight, var, columns, over, eps, dweight, dbias)
+    extra = (at(by_x), at(constant))
+    native.affine_backward(at(dout), at(x), *where[:3], *extra, *tail, at(dx), *ends)
+    return dx, dweight, dbias
+
+
+def _correction(
+    x: Tensor, weight: Tensor | None, var: Tensor, columns: tuple[Tensor | None, ...], over: int, eps: float,
+    dweight: Tensor, dbias: Tensor,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """What the statistics' own dependence on x adds to dx: by_x (x - mean) + constant, per column."""
+    scale, _, _, rstd = columns
+    if over not in (Over.COLUMNS, Over.ALL) or scale is None or rstd is None:
+        return None, None
+    if over == Over.COLUMNS:
+        return -scale * rstd * dweight / x.size(0), -scale * dbias / x.size(0)
+    sum_h = (dbias if weight is None else dbias * weight).double().sum() / x.numel()
+    sum_hx = (dweight if weight is None else dweight * weight).double().sum() / x.numel()
+    deviation = var.sqrt().clamp(min=torch.finfo(F32).tiny)
+    stretch = (deviation + eps) / deviation
+    return (-rstd * rstd * sum_hx * stretch).float(), (-rstd * sum_h).float()
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "random_bits": _random_bits,
+    "dropout": _dropout,
+    "dropout_mask": partial(_dropout_with_mask, OPS["dropout_mask"], native.dropout),
+    "relu_dropout": partial(_dropout_with_mask, OPS["relu_dropout"], native.relu_dropout),
+    "masked_scale": _masked_scale,
+    "column_sums": _column_sums,
+    "linear": _linear,
+    "norm_act": _norm_act,
+    "norm_act_backward": _norm_act_backward,
+}
