@@ -1,0 +1,69 @@
+"""Layers written with ops: each computes what the PyTorch or PyG class it is named after defines, one paper to a file.
+
+`CONVERTED` maps each original class to ours, a subclass of it; `why_not` says why a module must stay as it is. A module
+is converted by changing its class (gossamer.pyg), so parameters, buffers, hooks and names stay what they were.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch_geometric import nn as pyg
+
+from . import dense, gat, gcn, gin, models, sage
+
+CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
+    pyg.GCNConv: gcn.GCNConv,
+    pyg.SAGEConv: sage.SAGEConv,
+    pyg.GraphConv: sage.GraphConv,
+    pyg.GINConv: gin.GINConv,
+    pyg.GATConv: gat.GATConv,
+    pyg.GATv2Conv: gat.GATv2Conv,
+    pyg.GCN: models.GCN,
+    pyg.GraphSAGE: models.GraphSAGE,
+    pyg.GIN: models.GIN,
+    pyg.GAT: models.GAT,
+    pyg.MLP: models.MLP,
+    nn.Sequential: models.Sequential,
+    nn.Linear: dense.Linear,
+    pyg.Linear: dense.PygLinear,
+    nn.BatchNorm1d: dense.BatchNorm1d,
+    nn.LayerNorm: dense.LayerNorm,
+    pyg.LayerNorm: dense.PygLayerNorm,
+    nn.ReLU: dense.ReLU,
+    nn.LeakyReLU: dense.LeakyReLU,
+    nn.ELU: dense.ELU,
+    nn.GELU: dense.GELU,
+    nn.Dropout: dense.Dropout,
+}
+CONTAINERS = (pyg.GCN, pyg.GraphSAGE, pyg.GIN, pyg.GAT, pyg.MLP, nn.Sequential)
+"""Converted for what happens between their parts; alone they make nothing lighter."""
+
+
+def why_not(module: Any) -> str | None:
+    """Why this module of a known class cannot be converted, None if it can."""
+    if isinstance(module, pyg.MessagePassing):
+        if module.flow != "source_to_target":
+            return f"flow={module.flow!r}: only source_to_target has kernels"
+        if getattr(module, "aggr", None) not in sage.REDUCE:
+            return f"aggr={module.aggr!r}: only mean, sum and max have kernels"
+        if module.decomposed_layers > 1:
+            return "decomposed_layers > 1 splits messages by columns, which no kernel of ours needs"
+        if any(getattr(module, name) for name in _MESSAGE_HOOKS if hasattr(module, name)):
+            return "someone listens to its messages (register_message_forward_hook and the like)"
+    if isinstance(module, (pyg.GATConv, pyg.GATv2Conv)) and module.aggr not in ("add", "sum"):
+        return f"aggr={module.aggr!r}: attention has kernels for sums only"
+    if isinstance(module, pyg.GATv2Conv) and module.edge_dim is not None:
+        return "edge features enter every column of GATv2's attention: no kernel yet"
+    if isinstance(module, nn.GELU) and module.approximate != "none":
+        return f"approximate={module.approximate!r}: only the exact form has a kernel"
+    return None
+
+
+_MESSAGE_HOOKS = (
+    "_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
+    "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
+    "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
+    "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks",
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""The Graph behind what a layer was called with, built once per tensor.
+
+A layer takes PyG's `edge_index`, an `EdgeIndex`, a `torch.sparse` matrix (destinations as rows) or a `Graph`. What is
+built from a tensor is remembered for as long as that tensor lives and until it is changed in place; it is found by the
+tensor's identity through a weak reference, never by its address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
+
+from ..graph import Graph
+
+Sizes = tuple[int, int]
+_remembered: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+class Weighted(NamedTuple):
+    """A graph, and weights that replace its own because they are learned (CSR order)."""
+
+    graph: Graph
+    value: Tensor | None = None
+
+
+class _Entry:
+    """What was built from one version of a tensor, and what was built from it and one of weights."""
+
+    def __init__(self, version: Hashable) -> None:
+        self.version = version
+        self.built: dict[Hashable, Any] = {}
+        self.with_weight: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def version_of(tensor: Tensor) -> Hashable:
+    """Changes when the tensor is changed in place or resized; None for inference tensors, which count no changes."""
+    if tensor.is_inference():
+        return None
+    return tensor._version, tuple(tensor.shape), tensor.data_ptr() if tensor.layout == torch.strided else 0
+
+
+def remember(tensor: Tensor, weight: Tensor | None, key: Hashable, build: Callable[[], Any]) -> Any:
+    """`build()`, once for this version of `tensor` (and of `weight`) and this key."""
+    version = version_of(tensor)
+    weight_version = None if weight is None else version_of(weight)
+    if version is None or (weight is not None and weight_version is None):
+        return build()
+    entry = _current(_remembered, tensor, version)
+    if weight is not None:
+        entry = _current(entry.with_weight, weight, weight_version)
+    if key not in entry.built:
+        entry.built[key] = build()
+    return entry.built[key]
+
+
+def _current(entries: WeakTensorKeyDictionary, tensor: Tensor, version: Hashable) -> _Entry:
+    entry = entries.get(tensor)
+    if entry is None or entry.version != version:
+        entry = entries[tensor] = _Entry(version)
+    return entry
+
+
+def is_sparse(edge_index: Any) -> bool:
+    return isinstance(edge_index, Tensor) and edge_index.layout != torch.strided
+
+
+@torch.compiler.disable  # looks tensors up by identity, which a traced tensor has not: a graph break, not a wrong graph
+def graph_of(edge_index: Any, sizes: Sizes, weight: Tensor | None = None) -> Weighted:
+    """The graph with (num_src, num_dst) nodes and its weights; weights that need a gradient are kept apart."""
+    if isinstance(edge_index, Graph):
+        return _given(edge_index, sizes, weight)
+    if is_sparse(edge_index):
+        graph = remember(edge_index, None, "graph", lambda: Graph.from_torch_sparse(edge_index))
+        return Weighted(_checked(graph, sizes))
+    if weight is None or weight.requires_grad:
+        graph = remember(edge_index, None, sizes, lambda: _from_edges(edge_index, sizes, None))
+        return Weighted(graph, None if weight is None else graph.sort_edges(weight.reshape(-1)))
+    return Weighted(remember(edge_index, weight, sizes, lambda: _from_edges(edge_index, sizes, weight)))
+
+
+@torch.compiler.disable
+def gcn_graph_of(edge_index: Any, num_nodes: int, weight: Tensor | None, improved: bool, loops: bool) -> Weighted:
+    """`graph_of` with the weights of a graph convolution, D^-1/2 (A + I) D^-1/2."""
+    key, sizes = ("gcn", num_nodes, improved, loops), (num_nodes, num_nodes)
+    if isinstance(edge_index, Graph):
+        graph = _given(edge_index, sizes, weight).graph
+        return Weighted(graph._cached(f"{key}", lambda: graph.gcn_norm(improved, loops)))
+    if is_sparse(edge_index):
+        return Weighted(remember(edge_index, None, key, lambda: _sparse_gcn(edge_index, sizes, improved, loops)))
+    if weight is not None and weight.requires_grad:
+        dtype = weight.dtype
+        edges, value = pyg_gcn_norm(edge_index, weight, num_nodes, improved, loops, "source_to_target", dtype)
+        graph = remember(edge_index, None, ("structure", *key), lambda: _from_edges(edges, sizes, None))
+        return Weighted(graph, graph.sort_edges(value))
+    return Weighted(
+        remember(edge_index, weight, key, lambda: _from_edges(edge_index, sizes, weight).gcn_norm(improved, loops))
+    )
+
+
+def _from_edges(edge_index: Tensor, sizes: Sizes, weight: Tensor | None) -> Graph:
+    weight = None if weight is None else weight.detach().reshape(-1)
+    return Graph.from_edge_index(edge_index, sizes, weight)
+
+
+def _given(graph: Graph, sizes: Sizes, weight: Tensor | None) -> Weighted:
+    _checked(graph, sizes)
+    if weight is None:
+        return Weighted(graph)
+    if weight.requires_grad:
+        return Weighted(graph, graph.sort_edges(weight.reshape(-1)))
+    return Weighted(graph.with_value(graph.sort_edges(weight.reshape(-1))))
+
+
+def _sparse_gcn(matrix: Tensor, sizes: Sizes, improved: bool, loops: bool) -> Graph:
+    """As PyG does for sparse matrices: a loop is added to every node, beside one that may be there."""
+    graph = _checked(Graph.from_torch_sparse(matrix), sizes)
+    if not loops:
+        return graph.gcn_norm(add_self_loops=False)
+    nodes = torch.arange(graph.num_nodes)
+    edges = torch.cat([graph.edge_index, torch.stack([nodes, nodes])], dim=1)
+    own = torch.ones(graph.num_edges) if graph.value is None else graph.value
+    weight = torch.cat([own, torch.full((graph.num_nodes,), 2.0 if improved else 1.0)])
+    return Graph.from_edge_index(edges, sizes, weight).gcn_norm(add_self_loops=False)
+
+
+def _checked(graph: Graph, sizes: Sizes) -> Graph:
+    if (graph.num_src, graph.num_dst) != sizes:
+        raise ValueError(
+            f"`edge_index` must be a graph of {sizes[0]} source and {sizes[1]} destination nodes, as many as `x` has "
+            f"rows (got {graph}); pass the features that belong to this graph"
+        )
+    return graph

@@ -1,0 +1,93 @@
+"""`F.relu`, `F.dropout` and their like inside a user's own forward, on our ops.
+
+While a converted model runs, a torch function mode sees the calls it makes and replaces those that have a fused
+counterpart. Everything else passes through. A plain function run under gradient checkpointing is left alone: its second
+run, in backward, happens outside of the model, and both must draw the same mask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
+
+from . import chain, rules
+
+_NO_NORM = chain.Norm(chain.Over.NOTHING, 0.0, None, None)
+
+
+def _act(x: Any, act: chain.Act, inplace: bool) -> Any:
+    if inplace or not isinstance(x, Tensor) or not rules.dense(x):
+        return NotImplemented
+    return chain.apply(x, _NO_NORM, act, 0.0)
+
+
+def _relu(input: Any, inplace: bool = False) -> Any:
+    return _act(input, chain.Act("relu"), inplace)
+
+
+def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+    return _act(input, chain.Act("leaky_relu", negative_slope), inplace)
+
+
+def _elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    return _act(input, chain.Act("elu", alpha), inplace)
+
+
+def _gelu(input: Any, approximate: str = "none") -> Any:
+    return _act(input, chain.Act("gelu"), approximate != "none")
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if not training or inplace or not 0 < p <= 1 or not isinstance(input, Tensor):
+        return NotImplemented
+    return chain.dropout(input, p)
+
+
+REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
+    functional.relu: _relu,
+    torch.relu: _relu,
+    Tensor.relu: _relu,
+    functional.leaky_relu: _leaky_relu,
+    functional.elu: _elu,
+    functional.gelu: _gelu,
+    functional.dropout: _dropout,
+}
+
+
+class _Replacing(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replacement = REPLACED.get(func)
+        if replacement is not None and not _runs_again_outside():
+            result = replacement(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        return func(*args, **(kwargs or {}))
+
+
+def _runs_again_outside() -> bool:
+    """Whether a checkpointed function, not a module of ours, made this call: read off the stack, innermost first."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is replacing.__code__:
+            return False
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def replacing(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """forward(*args, **named) with the calls above replaced."""
+    if torch.compiler.is_compiling():
+        return forward(*args, **named)
+    active = any(isinstance(mode, _Replacing) for mode in torch.overrides._get_current_function_mode_stack())
+    with contextlib.nullcontext() if active else _Replacing():
+        return forward(*args, **named)

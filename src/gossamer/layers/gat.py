@@ -1,0 +1,139 @@
+"""Graph attention: Velickovic et al., Graph Attention Networks, ICLR 2018; Brody, Alon, Yahav, How Attentive are Graph
+Attention Networks?, ICLR 2022 (GATv2).
+
+    h = X W        p_ij = softmax over j of  leaky(a_src . h_j + a_dst . h_i + edge term)          (GAT)
+                   p_ij = softmax over j of  a . leaky(W_l x_j + W_r x_i)                          (GATv2)
+    X'_i = sum over j of dropout(p_ij) h_j + b,    per head; heads are concatenated or averaged
+
+Rows are never laid out per edge: edge-sized tensors have one column per head. A loop is added to every node, as in PyG.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import nn as pyg
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from .. import ops
+from ..graph import Graph
+from . import rules
+from .adjacency import Sizes, graph_of, is_sparse, remember
+from .dense import apply_linear
+from .sage import sizes_of
+
+
+@torch.compiler.disable
+def looped_graph(edge_index: Any, sizes: Sizes) -> Graph:
+    """The graph with one loop for each node that is both source and destination."""
+    if isinstance(edge_index, Graph):
+        return edge_index._cached(f"looped {sizes}", lambda: _looped(edge_index.edge_index, sizes))
+    return remember(edge_index, None, ("looped", sizes), lambda: _looped(edge_index, sizes))
+
+
+def _looped(edge_index: Tensor, sizes: Sizes) -> Graph:
+    plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+    edges, _ = add_self_loops(remove_self_loops(plain)[0], num_nodes=min(sizes))
+    return Graph.from_edge_index(edges, sizes)
+
+
+def attention_graph(
+    module: Any, edge_index: Any, sizes: Sizes, edge_attr: Tensor | None
+) -> tuple[Graph, Tensor | None]:
+    """The graph, with loops if the layer wants them, and the features of its edges, loops included, in CSR order."""
+    if not module.add_self_loops:
+        graph = graph_of(edge_index, sizes).graph
+    else:
+        graph = looped_graph(edge_index, sizes)
+        if edge_attr is not None:
+            edges = listed_edges(edge_index) if isinstance(edge_index, Graph) else edge_index
+            plain = remove_self_loops(edges, edge_attr)
+            edge_attr = add_self_loops(*plain, fill_value=module.fill_value, num_nodes=min(sizes))[1]
+    return graph, None if edge_attr is None else graph.sort_edges(edge_attr)
+
+
+def listed_edges(graph: Graph) -> Tensor:
+    """[2, nnz] in the order of the list that the graph was built from, CSR order if there was none."""
+    edges = graph.edge_index
+    return edges if graph.perm is None else graph.unsort_edges(edges.t().contiguous()).t()
+
+
+def head_dot(h: Tensor, att: Tensor) -> Tensor:
+    """<h_n, att> per head: [nodes, heads * width] with [1, heads, width] to [nodes, heads], as one narrow product."""
+    heads, width = att.shape[1:]
+    spread = att.new_zeros(heads, heads, width)
+    index = torch.arange(heads, device=att.device)
+    spread = spread.index_put((index, index), att[0])  # row k holds att_k at the columns of head k
+    return h @ spread.view(heads, heads * width).t().to(h.dtype)
+
+
+def weighted_rows(module: Any, graph: Graph, h: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted sum of rows with what becomes of the heads, and the weights after attention dropout."""
+    if module.training and module.dropout > 0:
+        p = ops.dropout(p, module.dropout, rules.draw_seed())
+    out = ops.spmm(graph, h, value=p, bias=module.bias if module.concat and module.res is None else None)
+    return out if module.concat else out.view(-1, module.heads, module.out_channels).mean(dim=1), p
+
+
+def finish(module: Any, out: Tensor, x: Tensor | None) -> Tensor:
+    """Residual and bias, as far as they have not been added."""
+    if module.res is not None and x is not None:
+        out = apply_linear(module.res, x, rows=out)
+    added = module.bias is None or (module.concat and module.res is None)
+    return out if added else out + module.bias
+
+
+def is_bare(x: Tensor) -> bool:
+    """What the attention kernels take."""
+    return x.dim() == 2 and x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
+
+
+class GATConv(pyg.GATConv):
+    def forward(
+        self, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:  # fmt: skip
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        if self.explain or not is_bare(x_src) or is_sparse(edge_index):
+            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+        h_src, h_dst = self._projected(x_src, x_dst)
+        graph, attr = attention_graph(self, edge_index, sizes_of(x_src, x_dst, size), edge_attr)
+        a_dst = None if h_dst is None else head_dot(h_dst, self.att_dst)
+        terms = (head_dot(h_src, self.att_src), a_dst, self._edge_term(attr))
+        out, p = weighted_rows(self, graph, h_src, ops.gat_attention(graph, *terms, self.negative_slope))
+        out = finish(self, out, x_dst)
+        return (out, (listed_edges(graph), graph.unsort_edges(p))) if return_attention_weights else out
+
+    def _projected(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.lin is not None:
+            h_src = apply_linear(self.lin, x_src)
+            return h_src, h_src if x_dst is x_src else None if x_dst is None else apply_linear(self.lin, x_dst)
+        h_dst = None if x_dst is None else apply_linear(self.lin_dst, x_dst)
+        return apply_linear(self.lin_src, x_src), h_dst
+
+    def _edge_term(self, edge_attr: Tensor | None) -> Tensor | None:
+        """<W_e attr_e, a_edge> per head, as attr_e times the product of the two."""
+        if edge_attr is None or self.lin_edge is None:
+            return None
+        attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+        weight = head_dot(self.lin_edge.weight.t(), self.att_edge)  # [edge_dim, heads]
+        return attr @ weight
+
+
+class GATv2Conv(pyg.GATv2Conv):
+    def forward(
+        self, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: bool | None = None
+    ) -> Any:
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        if self.explain or edge_attr is not None or x_dst is None or not is_bare(x_src) or is_sparse(edge_index):
+            return super().forward(x, edge_index, edge_attr, return_attention_weights)
+        h_src = apply_linear(self.lin_l, x_src)
+        shared = self.share_weights and x_dst is x_src
+        h_dst = h_src if shared else apply_linear(self.lin_r, x_dst)
+        graph, _ = attention_graph(self, edge_index, sizes_of(x_src, x_dst), None)
+        logits = ops.gatv2_logits(graph, h_src, h_dst, self.att[0], self.negative_slope)
+        out, p = weighted_rows(self, graph, h_src, ops.edge_softmax(graph, logits))
+        out = finish(self, out, x_dst)
+        return (out, (listed_edges(graph), graph.unsort_edges(p))) if return_attention_weights else out

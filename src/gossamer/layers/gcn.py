@@ -1,0 +1,33 @@
+"""Graph convolution: Kipf and Welling, Semi-Supervised Classification with Graph Convolutional Networks, ICLR 2017.
+
+    X' = D^-1/2 (A + I) D^-1/2 X W + b
+
+The normalised graph is made once per `edge_index`; it is fixed, so nothing but X (or A X) is kept for backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch_geometric import nn as pyg
+
+from .. import ops
+from .adjacency import Weighted, gcn_graph_of, graph_of
+from .dense import apply_linear
+from .order import aggregate_first
+
+
+class GCNConv(pyg.GCNConv):
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        if isinstance(x, (tuple, list)) or x.dim() != 2 or self.explain:
+            return super().forward(x, edge_index, edge_weight)
+        graph, value = self._graph(x, edge_index, edge_weight)
+        if aggregate_first(x, x.size(1), self.out_channels):
+            return apply_linear(self.lin, ops.spmm(graph, x, value), self.bias)
+        return ops.spmm(graph, apply_linear(self.lin, x), value, bias=self.bias)
+
+    def _graph(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Weighted:
+        if self.normalize:
+            return gcn_graph_of(edge_index, x.size(0), edge_weight, self.improved, self.add_self_loops)
+        return graph_of(edge_index, (x.size(0), x.size(0)), edge_weight)

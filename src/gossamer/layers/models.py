@@ -1,0 +1,116 @@
+"""PyG's ready models, MLPs and sequences: the same modules in the same order, but each chain of norm, activation and
+dropout run as one (chain.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric import nn as pyg
+
+from . import chain
+
+
+class _Stacked:
+    """The forward of PyG's ready models: conv, norm, activation, dropout, again; then jumping knowledge."""
+
+    def forward(
+        self, x: Any, edge_index: Any, edge_weight: Tensor | None = None, edge_attr: Tensor | None = None,
+        batch: Tensor | None = None, batch_size: int | None = None,
+        num_sampled_nodes_per_hop: list[int] | None = None, num_sampled_edges_per_hop: list[int] | None = None,
+    ) -> Tensor:  # fmt: skip
+        model: Any = self
+        if num_sampled_nodes_per_hop is not None:
+            return super().forward(  # type: ignore[misc]
+                x, edge_index, edge_weight, edge_attr, batch, batch_size, num_sampled_nodes_per_hop,
+                num_sampled_edges_per_hop,
+            )  # fmt: skip
+        given: dict[str, Any] = {}
+        if model.supports_edge_weight:
+            given["edge_weight"] = edge_weight
+        if model.supports_edge_attr:
+            given["edge_attr"] = edge_attr
+        hidden = []
+        for k, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
+            x = conv(x, edge_index, **given)
+            if k == model.num_layers - 1 and model.jk_mode is None:
+                break
+            if model.act is not None and model.act_first:
+                x = chain.run(chain.run(x, act=model.act), norm, None, model.dropout, (batch, batch_size))
+            else:
+                x = chain.run(x, norm, model.act, model.dropout, (batch, batch_size))
+            hidden.append(x)
+        x = model.jk(hidden) if hasattr(model, "jk") else x
+        return model.lin(x) if hasattr(model, "lin") else x
+
+
+class GCN(_Stacked, pyg.GCN):
+    pass
+
+
+class GraphSAGE(_Stacked, pyg.GraphSAGE):
+    pass
+
+
+class GIN(_Stacked, pyg.GIN):
+    pass
+
+
+class GAT(_Stacked, pyg.GAT):
+    pass
+
+
+class MLP(pyg.MLP):
+    def forward(
+        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None, return_emb: Any = None
+    ) -> Any:
+        drops = self.dropout if self.training else [0.0] * len(self.dropout)
+        emb = None
+        for lin, norm, p in zip(self.lins, self.norms, drops, strict=False):  # a plain last layer has no norm
+            x = lin(x)
+            if self.act is not None and self.act_first:
+                x = chain.run(chain.run(x, act=self.act), norm, None, p, (batch, batch_size))
+            else:
+                x = chain.run(x, norm, self.act, p, (batch, batch_size))
+            emb = x if return_emb is True else None
+        if self.plain_last:
+            x = chain.dropout(self.lins[-1](x), drops[-1])
+        return (x, emb) if isinstance(return_emb, bool) else x
+
+
+class Sequential(nn.Sequential):
+    """One module after the other; a run of norm, activation, dropout (each may be missing) at once."""
+
+    def forward(self, x: Any) -> Any:
+        modules = list(self)
+        while modules:
+            run = _leading_chain(modules) if isinstance(x, Tensor) else []
+            if len(run) > 1:
+                slots: list[Any] = [None, None, 0.0]
+                for module, kind in zip(modules, run, strict=False):
+                    slots[kind] = module
+                x, modules = chain.run(x, *slots), modules[len(run) :]
+            else:
+                x, modules = modules[0](x), modules[1:]
+        return x
+
+
+def _leading_chain(modules: Iterable[nn.Module]) -> list[int]:
+    """The kinds (0 norm, 1 activation, 2 dropout) of the leading modules, as long as they ascend."""
+    kinds: list[int] = []
+    for module in modules:
+        kind = _kind(module)
+        if kind is None or (kinds and kind <= kinds[-1]):
+            break
+        kinds.append(kind)
+    return kinds
+
+
+def _kind(module: nn.Module) -> int | None:
+    if isinstance(module, (nn.BatchNorm1d, nn.LayerNorm, pyg.BatchNorm, pyg.LayerNorm)):
+        return 0
+    if type(module) is not nn.Identity and chain.act_of(module) is not None:
+        return 1
+    return 2 if isinstance(module, nn.Dropout) else None

@@ -1,0 +1,21 @@
+"""Multiply first or aggregate first: A (X W) = (A X) W, and the sparse product is the dear one.
+
+In training a sparse product of width w is paid once forward and, if a gradient flows through it, once backward:
+
+    multiply first    out + out             backward always needs A^T dout
+    aggregate first   in + (in if x needs a gradient)
+
+Aggregate first wins in a first layer whose features are narrower than twice its output; on a tie multiply first, which
+keeps x alone and not A X for backward.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def aggregate_first(x: Tensor, in_channels: int, out_channels: int) -> bool:
+    if not torch.is_grad_enabled():
+        return in_channels < out_channels
+    return in_channels * (1 + int(x.requires_grad)) < 2 * out_channels

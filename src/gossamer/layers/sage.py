@@ -1,0 +1,65 @@
+"""GraphSAGE: Hamilton, Ying, Leskovec, Inductive Representation Learning on Large Graphs, NeurIPS 2017; and GraphConv:
+Morris et al., Weisfeiler and Leman Go Neural, AAAI 2019, which is the same with sums and edge weights.
+
+    X' = aggregate(X) W_n^T + X W_r^T + b           aggregate: mean, sum or maximum over the neighbours
+
+Mean and sum are linear, so the neighbours' product may come first or last (order.py). Multiplied first, X alone is kept
+for backward. The root's product is added while the sum of a row is still in registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric import nn as pyg
+
+from .. import ops
+from .adjacency import Sizes, Weighted, graph_of
+from .dense import apply_linear, is_plain, linear
+from .order import aggregate_first
+
+Reduce = Literal["sum", "mean", "max"]
+REDUCE: dict[str, Reduce] = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max"}
+"""PyG's names of aggregations, and ours."""
+
+
+def sizes_of(x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Sizes:
+    """(num_src, num_dst), as PyG finds them: from the rows, else from `size`, else as many as sources."""
+    if x_dst is not None:
+        return x_src.size(0), x_dst.size(0)
+    return x_src.size(0), size[1] if size is not None and size[1] is not None else x_src.size(0)
+
+
+def neighbours_and_root(
+    weighted: Weighted, reduce: Reduce, pair: tuple[Tensor, Tensor | None], own: Any, root: Any
+) -> Tensor:
+    """aggregate(x_src) through `own`, plus x_dst through `root`."""
+    (graph, value), (x_src, x_dst) = weighted, pair
+    rooted = apply_linear(root, x_dst) if root is not None and x_dst is not None else None
+    if reduce == "max" or not is_plain(own) or aggregate_first(x_src, x_src.size(1), own.weight.size(0)):
+        return apply_linear(own, ops.spmm(graph, x_src, value, reduce), rows=rooted)
+    return ops.spmm(graph, linear(x_src, own.weight, None), value, reduce, bias=own.bias, rows=rooted)
+
+
+class SAGEConv(pyg.SAGEConv):
+    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        if x_src.dim() != 2 or self.explain:
+            return super().forward(x, edge_index, size)
+        if self.project:
+            x_src = functional.relu(self.lin(x_src))
+        graph = graph_of(edge_index, sizes_of(x_src, x_dst, size))
+        root: Any = self.lin_r if self.root_weight else None
+        out = neighbours_and_root(graph, REDUCE[self.aggr], (x_src, x_dst), self.lin_l, root)
+        return functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+
+class GraphConv(pyg.GraphConv):
+    def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Tensor:
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        if x_src.dim() != 2 or self.explain:
+            return super().forward(x, edge_index, edge_weight, size)
+        graph = graph_of(edge_index, sizes_of(x_src, x_dst, size), edge_weight)
+        return neighbours_and_root(graph, REDUCE[self.aggr], (x_src, x_dst), self.lin_rel, self.lin_root)

@@ -1,0 +1,171 @@
+"""`lighten_` and `restore_`: a PyG model onto our kernels and back, in place.
+
+A module that has a counterpart in `layers` changes its class to it, a subclass of its own: parameters stay the same
+objects, `state_dict` keys, hooks and `isinstance` stay as they are, and an optimizer made before stays valid. A module
+that the user wrote gets a subclass made for it, whose forward is its own with `F.relu`, `F.dropout` and their like
+replaced while it runs (layers/functional.py). `restore_` changes the classes back; nothing else was changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from . import layers
+from .layers.functional import replacing
+from .recipe import Recipe, recipe_of
+
+MARK = "_gossamer_recipe"
+
+
+class NothingToLighten(ValueError):
+    """No module of the model could be converted."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module: its name in the model, its class, what it became (None: left alone), and why."""
+
+    name: str
+    kind: str
+    became: str | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `lighten_` did with each module."""
+
+    recipe: Recipe
+    rows: tuple[Row, ...]
+
+    @property
+    def converted(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.became is not None)
+
+    def to_json(self) -> str:
+        return json.dumps({"recipe": json.loads(self.recipe.to_json()), "modules": [asdict(row) for row in self.rows]})
+
+    def __rich__(self) -> Table:
+        table = Table("module", "class", "became", "note", title=f"{self.recipe!r}", title_justify="left")
+        for row in self.rows:
+            style = None if row.became else "dim"
+            table.add_row(row.name or "(model)", row.kind, row.became or "left alone", row.note, style=style)
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=110, file=None, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get().rstrip()
+
+
+def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
+    """Convert `model` in place by `recipe`; the report says what became of each module.
+
+    The model is called as before, with PyG's `edge_index` (or an `EdgeIndex`, a `torch.sparse` adjacency, a `Graph`).
+    Raises NothingToLighten, and changes nothing, if no layer of it is known. A lightened model is converted anew.
+    """
+    recipe = recipe_of(recipe)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module (got {type(model).__name__})")
+    restore_(model)
+    plan = [(name, module, *_fate(module, module is model)) for name, module in model.named_modules()]
+    rows = tuple(
+        Row(name, type(module).__name__, None if to is None else _called(to), note) for name, module, to, note in plan
+    )
+    made_lighter = [m for _, m, to, _ in plan if to is not None and type(m) in layers.CONVERTED]
+    if not any(not isinstance(m, layers.CONTAINERS) for m in made_lighter):
+        known = ", ".join(sorted({kind.__name__ for kind in layers.CONVERTED}))
+        left = (
+            "; ".join(f"{row.name or '(model)'}: {row.note}" for row in rows if row.note) or "none is of a known class"
+        )
+        raise NothingToLighten(
+            f"`model` must hold at least one module that has a counterpart ({known}), of exactly that class "
+            f"(got {type(model).__name__} with {len(rows)} modules: {left[:300]})"
+        )
+    for _, module, to, _ in plan:
+        if to is not None:
+            module.__class__ = to
+            module.__dict__[MARK] = recipe
+    return Report(recipe, rows)
+
+
+def restore_(model: nn.Module) -> nn.Module:
+    """The original classes back, with the weights as they are now; a model that is not lightened stays as it is."""
+    for module in model.modules():
+        if module.__dict__.pop(MARK, None) is not None:
+            module.__class__ = type(module).__mro__[1] if _is_made(type(module)) else _ORIGINAL[type(module)]
+    return model
+
+
+_ORIGINAL = {ours: original for original, ours in layers.CONVERTED.items()}
+
+
+def _fate(module: nn.Module, is_root: bool) -> tuple[type[nn.Module] | None, str]:
+    """The class that a module changes to, if any, and a note."""
+    kind = type(module)
+    if kind in layers.CONVERTED:
+        reason = layers.why_not(module)
+        return (None, reason) if reason else (layers.CONVERTED[kind], "")
+    if _is_user_written(kind) or is_root:
+        if "__slots__" in kind.__dict__ or inspect.isbuiltin(kind.forward):
+            return None, "its class cannot be changed"
+        return _following(kind), "its own forward; F.relu, F.dropout, ... on our kernels"
+    bases = [known.__name__ for known in layers.CONVERTED if issubclass(kind, known)]
+    return (
+        None,
+        f"a subclass of {bases[0]} may compute otherwise" if bases else "no counterpart; works beside the others",
+    )
+
+
+def _is_user_written(kind: type[nn.Module]) -> bool:
+    return kind.__module__.split(".")[0] not in ("torch", "torch_geometric", "gossamer") and not any(
+        issubclass(kind, known) for known in layers.CONVERTED if known is not nn.Sequential
+    )
+
+
+_made: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _following(kind: type[nn.Module]) -> type[nn.Module]:
+    """The subclass of a user's class whose forward runs with torch's functions replaced; always the same one."""
+    if kind not in _made:
+        _made[kind] = _make(kind)
+    return _made[kind]
+
+
+def _make(kind: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        return replacing(functools.partial(kind.forward, self), *args, **named)
+
+    functools.update_wrapper(forward, kind.forward)
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        return _rebuild, (kind,), self.__dict__
+
+    members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "_gossamer_made": True}
+    return type(kind.__name__, (kind,), members | {"__qualname__": kind.__qualname__})
+
+
+def _is_made(kind: type) -> bool:
+    return "_gossamer_made" in kind.__dict__
+
+
+def _rebuild(kind: type[nn.Module]) -> nn.Module:
+    """An empty module of the class made for `kind`: how copies and pickles of a lightened model begin."""
+    made = _following(kind)
+    return made.__new__(made)
+
+
+def _called(kind: type[nn.Module]) -> str:
+    if _is_made(kind):
+        return f"{kind.__name__}, following"
+    return f"gossamer {kind.__name__.removeprefix('Pyg')}"

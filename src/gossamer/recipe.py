@@ -1,0 +1,151 @@
+"""What is made cheap where: one value for each place of a model's computation.
+
+    compute       in which arithmetic products run          Float32()
+    activations   what is kept between forward and backward Keep()
+    backward      which sparse products backward computes   Exact()
+    training      what the model is trained for             None
+
+Every value is a frozen dataclass: its `repr` is the experiment log, equal settings are equal objects, and a recipe goes
+to JSON and back. `recipes` maps names to recipes; the command line takes the same names. `Recipe()` alone is plain
+float32 on our kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Float32:
+    """Products in float32."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What backward needs is kept as it is."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Every sparse product of backward is computed in full."""
+
+
+PLACES: dict[str, dict[str, type]] = {
+    "compute": {"Float32": Float32},
+    "activations": {"Keep": Keep},
+    "backward": {"Exact": Exact},
+    "training": {},
+}
+"""The settings that each place takes, by name."""
+
+
+class UnknownRecipe(ValueError):
+    """No recipe has this name."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    compute: Float32 = field(default_factory=Float32)
+    activations: Keep = field(default_factory=Keep)
+    backward: Exact = field(default_factory=Exact)
+    training: None = None
+
+    def __post_init__(self) -> None:
+        for place, offered in PLACES.items():
+            _check_setting(place, getattr(self, place), offered)
+
+    def __repr__(self) -> str:
+        """Only what differs from the default: `Recipe()` is plain float32."""
+        default = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in _fields(self)}
+        told = [f"{name}={getattr(self, name)!r}" for name, usual in default.items() if getattr(self, name) != usual]
+        return f"Recipe({', '.join(told)})"
+
+    def to_json(self) -> str:
+        """One line: for each place the name of its setting and the setting's own fields."""
+        return json.dumps({place: _to_plain(getattr(self, place)) for place in PLACES})
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """The recipe that `to_json` wrote."""
+        try:
+            places = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"`text` must be what Recipe.to_json wrote (got {text[:80]!r}: {error})") from None
+        if not isinstance(places, dict) or not places.keys() <= PLACES.keys():
+            raise ValueError(f"`text` must be an object with the places {', '.join(PLACES)} (got {text[:80]!r})")
+        return cls(**{place: _from_plain(place, setting) for place, setting in places.items()})
+
+
+def _fields(setting: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(setting)
+
+
+def _check_setting(place: str, setting: Any, offered: dict[str, type]) -> None:
+    optional = Recipe.__dataclass_fields__[place].default is None
+    if type(setting) in offered.values() or (optional and setting is None):
+        return
+    names = [f"gs.{name}()" for name in offered] + (["None"] if optional else [])
+    belongs = [other for other, taken in PLACES.items() if type(setting) in taken.values()]
+    hint = f"; it belongs to `{belongs[0]}`" if belongs else ""
+    raise ValueError(f"`{place}` must be {' or '.join(names)} (got {setting!r}){hint}")
+
+
+def _to_plain(setting: Any) -> dict[str, Any] | None:
+    return None if setting is None else {"name": type(setting).__name__} | dataclasses.asdict(setting)
+
+
+def _from_plain(place: str, plain: Any) -> Any:
+    if plain is None:
+        return None
+    named = dict(plain) if isinstance(plain, dict) else {}
+    name = named.pop("name", None)
+    if name not in PLACES[place]:
+        raise ValueError(f"`{place}` must name one of {', '.join(PLACES[place]) or 'nothing yet'} (got {plain!r})")
+    try:
+        return PLACES[place][name](**named)
+    except TypeError:
+        known = ", ".join(f.name for f in _fields(PLACES[place][name])) or "none"
+        raise ValueError(f"`{place}`: {name} has the settings {known} (got {', '.join(named)})") from None
+
+
+class _Recipes(Mapping[str, Recipe]):
+    """Names to recipes; an unknown name is an error that suggests the nearest."""
+
+    def __init__(self, named: dict[str, Recipe]) -> None:
+        self._named = named
+
+    def __getitem__(self, name: str) -> Recipe:
+        if name in self._named:
+            return self._named[name]
+        near = difflib.get_close_matches(str(name).lower(), self._named, n=1, cutoff=0.4)
+        nearest = f" Did you mean {near[0]!r}?" if near else ""
+        raise UnknownRecipe(f"there is no recipe {name!r}.{nearest} Recipes: {', '.join(self._named)}.")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._named
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {recipe!r}" for name, recipe in self._named.items())
+
+
+recipes: Mapping[str, Recipe] = _Recipes({"float32": Recipe()})
+
+
+def recipe_of(recipe: Recipe | str) -> Recipe:
+    """A recipe, or the one of that name."""
+    if isinstance(recipe, str):
+        return recipes[recipe]
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"`recipe` must be a gs.Recipe or one of {', '.join(recipes)} (got {type(recipe).__name__})")
+    return recipe
