@@ -1,8 +1,12 @@
 """Gossamer: graph neural networks that weigh next to nothing."""
 
-from . import codecs, datasets, kernels, memory, ops
+from . import codecs, datasets, kernels, measure, memory, ops
 from .codecs import Blockwise, Codec, Codes, RowInt8, Uniform
+from .compare import compare
 from .graph import Graph
+from .pyg import lighten_, restore_
+from .recipe import Exact, Float32, Keep, Recipe, recipes
+from .train import train
 
 if kernels.native:
     from .kernels import cpu
@@ -15,12 +19,22 @@ __all__ = [
     "Blockwise",
     "Codec",
     "Codes",
+    "Exact",
+    "Float32",
     "Graph",
+    "Keep",
+    "Recipe",
     "RowInt8",
     "Uniform",
     "codecs",
+    "compare",
     "datasets",
     "kernels",
+    "lighten_",
+    "measure",
     "memory",
     "ops",
+    "recipes",
+    "restore_",
+    "train",
 ]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     try:
         if path.exists():
             shutil.copymode(path, temporary)
+        mode = os.stat(temporary).st_mode
         yield temporary
+        os.chmod(
+            temporary, stat.S_IMODE(mode)
+        )  # safetensors puts a file of its own, readable by the owner alone, there
         _sync(temporary)
         os.replace(temporary, path)
         _sync(path.parent)

@@ -11,18 +11,27 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import warnings
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from . import layers
-from .layers.functional import replacing
 from .recipe import Recipe, recipe_of
 
 MARK = "_gossamer_recipe"
+
+
+def _layers() -> ModuleType:
+    """Our layers, imported with the first model that is converted: they need PyG, which takes a second or two."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyG scripts some of its classes, which newer torch versions call deprecated
+        from . import layers
+
+    return layers
 
 
 class NothingToLighten(ValueError):
@@ -73,7 +82,7 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
     The model is called as before, with PyG's `edge_index` (or an `EdgeIndex`, a `torch.sparse` adjacency, a `Graph`).
     Raises NothingToLighten, and changes nothing, if no layer of it is known. A lightened model is converted anew.
     """
-    recipe = recipe_of(recipe)
+    recipe, layers = recipe_of(recipe), _layers()
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module (got {type(model).__name__})")
     restore_(model)
@@ -101,17 +110,25 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
 def restore_(model: nn.Module) -> nn.Module:
     """The original classes back, with the weights as they are now; a model that is not lightened stays as it is."""
     for module in model.modules():
-        if module.__dict__.pop(MARK, None) is not None:
-            module.__class__ = type(module).__mro__[1] if _is_made(type(module)) else _ORIGINAL[type(module)]
+        module.__dict__.pop(MARK, None)
+        original = _original(type(module))  # by class, as a slice of a lightened Sequential has no mark
+        if original is not None:
+            module.__class__ = original
     return model
 
 
-_ORIGINAL = {ours: original for original, ours in layers.CONVERTED.items()}
+def _original(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """The class that a module had before it was converted; None if it never was."""
+    if _is_made(kind):
+        return kind.__mro__[1]
+    if not kind.__module__.startswith("gossamer.layers."):
+        return None
+    return next(base for base in kind.__mro__ if base in _layers().CONVERTED)
 
 
 def _fate(module: nn.Module, is_root: bool) -> tuple[type[nn.Module] | None, str]:
     """The class that a module changes to, if any, and a note."""
-    kind = type(module)
+    kind, layers = type(module), _layers()
     if kind in layers.CONVERTED:
         reason = layers.why_not(module)
         return (None, reason) if reason else (layers.CONVERTED[kind], "")
@@ -128,7 +145,7 @@ def _fate(module: nn.Module, is_root: bool) -> tuple[type[nn.Module] | None, str
 
 def _is_user_written(kind: type[nn.Module]) -> bool:
     return kind.__module__.split(".")[0] not in ("torch", "torch_geometric", "gossamer") and not any(
-        issubclass(kind, known) for known in layers.CONVERTED if known is not nn.Sequential
+        issubclass(kind, known) for known in _layers().CONVERTED if known is not nn.Sequential
     )
 
 
@@ -143,6 +160,8 @@ def _following(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
+    from .layers.functional import replacing
+
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         return replacing(functools.partial(kind.forward, self), *args, **named)
 

@@ -44,8 +44,11 @@ PLACES: dict[str, dict[str, type]] = {
 """The settings that each place takes, by name."""
 
 
-class UnknownRecipe(ValueError):
-    """No recipe has this name."""
+class UnknownRecipe(ValueError, KeyError):
+    """No recipe has this name. A KeyError too, so that `recipes` is a mapping like any other."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would show it in quotes
 
 
 @dataclass(frozen=True)

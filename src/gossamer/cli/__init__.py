@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from .compare import compare
 from .datasets import datasets
 from .doctor import doctor
+from .train import train
 
 app = typer.Typer(
     help="Graph neural networks that weigh next to nothing.",
@@ -15,3 +17,5 @@ app = typer.Typer(
 )
 app.command()(doctor)
 app.command()(datasets)
+app.command()(train)
+app.command()(compare)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from .. import kernels, memory, ops
 from ..datasets.folders import cache_folder, data_folder
+from ..measuring.machine import cpu_name
 
 PACKAGES = ("gossamer-gnn", "torch", "torch_geometric", "numpy", "scipy", "safetensors", "scikit-learn", "ogb")
 
@@ -27,12 +28,6 @@ def openmp_runtimes() -> list[str]:
     lines = maps.read_text().splitlines() if maps.exists() else []
     paths = {line.split(maxsplit=5)[-1] for line in lines if re.search(r"/lib(gomp|iomp5|omp)[^/]*\.so", line)}
     return sorted(paths)
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def package_version(name: str) -> str | None:

@@ -49,7 +49,7 @@ def load(name: str, **options: Any) -> Data | GraphList:
     Both carry `name`, `task` and, where there are labels, `num_classes`. Options differ from set to set; one that a set
     does not take is an error that lists those it takes.
     """
-    info, module = _find(name, options.get("root"))
+    info, module = find(name, options.get("root"))
     data = module.load(info.name, **options)
     if not isinstance(data, GraphList):
         data.name, data.task = info.name, info.task
@@ -58,7 +58,8 @@ def load(name: str, **options: Any) -> Data | GraphList:
     return data
 
 
-def _find(name: str, root: PathLike | None) -> tuple[DatasetInfo, ModuleType]:
+def find(name: str, root: PathLike | None = None) -> tuple[DatasetInfo, ModuleType]:
+    """What is known of the dataset `name`, and the source that loads it."""
     if not isinstance(name, str):
         raise TypeError(f"`name` must be a string (got {type(name).__name__}); gossamer.datasets.available() lists all")
     prefix, _, rest = name.rpartition(":")

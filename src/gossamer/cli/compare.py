@@ -1,0 +1,82 @@
+"""`gossamer compare`: plain PyG against each recipe in one run, as a table, as JSON, and as a page with plots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .. import report
+from ..compare import compare as run_comparison
+from ..comparing.folder import JSON_NAME, PAGE_NAME
+from .errors import told_plainly
+
+
+def names(listed: str) -> list[str]:
+    """The names in "a, b"."""
+    return [name.strip() for name in listed.split(",") if name.strip()]
+
+
+def show(comparison: dict[str, Any], out: Path, console: Console) -> None:
+    console.print(report.table(comparison))
+    for name, reason in comparison["left_out"].items():
+        console.print(f"{name} is left out: {reason}.", style="dim", markup=False, highlight=False, soft_wrap=True)
+    console.print(report.headline(comparison), style="bold", markup=False, highlight=False)
+    for name in (PAGE_NAME, JSON_NAME):
+        console.print(out / name, markup=False, highlight=False, soft_wrap=True)
+
+
+def compare(
+    dataset: Annotated[str, typer.Argument(help="A name that `gossamer datasets` lists.")],
+    model: Annotated[str, typer.Option(help="gcn, sage, gin or gat.")] = "gcn",
+    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 3,
+    width: Annotated[int, typer.Option(help="Columns of the hidden layers.")] = 256,
+    dropout: Annotated[float, typer.Option(help="Share of activations dropped while training.")] = 0.5,
+    norm: Annotated[str, typer.Option(help="batch, layer or none.")] = "batch",
+    heads: Annotated[int, typer.Option(help="Attention heads, for gat.")] = 4,
+    epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 100,
+    seeds: Annotated[int, typer.Option(help="Training runs per variant, with the seeds 0, 1, 2 ...")] = 3,
+    recipes: Annotated[str, typer.Option(help="Names of recipes, with commas between.")] = "float32",
+    baselines: Annotated[str, typer.Option(help="What PyG users have: edge-index, csr.")] = "edge-index,csr",
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 0.01,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of Adam.")] = 0.0,
+    batch_size: Annotated[int, typer.Option(help="Graphs per batch, for lists of graphs.")] = 32,
+    threads: Annotated[int | None, typer.Option(help="Threads; by default what torch chooses.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Size of a generated set, 1 being the full one.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split: a number; random or few at node level.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results. [default: compare/DATASET]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Take over the runs that the folder has.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
+) -> None:
+    """Train plain PyG and each recipe on a dataset; compare accuracy, epoch time, peak memory and kept bytes."""
+    folder = Path("compare", dataset.replace(":", "-")) if out is None else out
+    with told_plainly(f"Go on with it by adding --resume; {folder} has what is done."):
+        found = run_comparison(
+            dataset,
+            model=model,
+            layers=layers,
+            width=width,
+            dropout=dropout,
+            norm=norm,
+            heads=heads,
+            epochs=epochs,
+            seeds=seeds,
+            lr=lr,
+            weight_decay=weight_decay,
+            batch_size=batch_size,
+            recipes=names(recipes),
+            baselines=names(baselines),
+            threads=threads,
+            scale=scale,
+            split=int(split) if split is not None and split.isdigit() else split,
+            out=folder,
+            resume=resume,
+            progress=not as_json,
+        )
+        if as_json:
+            print(json.dumps(found))
+        else:
+            show(found, folder, Console())

@@ -1,0 +1,92 @@
+"""`gossamer train`: train a model on a dataset, with checkpoints that a killed run resumes from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from ..datasets import GraphList
+from ..models import build
+from ..recipe import recipe_of
+from ..train import train as run_training
+from ..training.data import graph_split, load
+from ..training.history import TrainResult
+from ..training.random_state import seed_all
+from .errors import told_plainly
+
+PLAIN = ("none", "pyg")
+
+
+def show(result: TrainResult, dataset: str, out: Path | None) -> None:
+    print(f"{dataset}: {result}")
+    if out is not None:
+        print(f"{out}: result.json, run.json, checkpoint.safetensors; scalars: tensorboard --logdir {out}")
+
+
+def train(
+    dataset: Annotated[str, typer.Argument(help="A name that `gossamer datasets` lists.")],
+    model: Annotated[str, typer.Option(help="gcn, sage, gin or gat.")] = "gcn",
+    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 3,
+    width: Annotated[int, typer.Option(help="Columns of the hidden layers.")] = 256,
+    heads: Annotated[int, typer.Option(help="Attention heads, for gat.")] = 4,
+    dropout: Annotated[float, typer.Option(help="Share of activations dropped while training.")] = 0.5,
+    norm: Annotated[str, typer.Option(help="batch, layer or none.")] = "batch",
+    epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 200,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 0.01,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of Adam.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, dropout and the order of batches.")] = 0,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many epochs without a better validation score.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="A recipe's name; none (or pyg) trains plain PyG.")] = "float32",
+    batch_size: Annotated[int, typer.Option(help="Graphs per batch, for lists of graphs.")] = 32,
+    split: Annotated[str | None, typer.Option(help="Which split: a number; random or few at node level.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Size of a generated set, 1 being the full one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads; by default what torch chooses.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for checkpoints, results and TensorBoard scalars.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints; 0 is every epoch.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Train a model on a dataset and report the test score at the best validation score."""
+    shape: dict[str, Any] = {"layers": layers, "width": width, "dropout": dropout, "norm": norm, "heads": heads}
+    settings = {"dataset": dataset, "split": split, "scale": scale, "model": model} | shape
+    with told_plainly(f"Go on with it by --resume --out {out}." if out else ""):
+        chosen = None if recipe in PLAIN else recipe_of(recipe)
+        _set_threads(threads)
+        data = load(dataset, split, scale)
+        seed_all(seed)
+        network = build(model, data, **shape)
+        result = run_training(
+            network,
+            data,
+            chosen,
+            epochs=epochs,
+            lr=lr,
+            weight_decay=weight_decay,
+            patience=patience,
+            seed=seed,
+            batch_size=batch_size,
+            split=graph_split(split) if isinstance(data, GraphList) else 0,
+            out=out,
+            resume=resume,
+            checkpoint_seconds=checkpoint_seconds,
+            settings=settings,
+        )
+    if as_json:
+        print(json.dumps({"settings": settings, "recipe": recipe, "out": out and str(out)} | asdict(result)))
+    else:
+        show(result, dataset, out)
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    if threads < 1:
+        raise ValueError(f"`--threads` must be at least 1 (got {threads})")
+    torch.set_num_threads(threads)

@@ -1,0 +1,1 @@
+"""What measuring takes from the operating system: peak memory, and processes of their own."""

@@ -1,0 +1,147 @@
+"""What one epoch trains on and how a model is scored: one graph with masks, or many graphs in batches.
+
+* `Nodes`: one batch, the whole graph; labelled training nodes make the loss; one pass scores validation and test.
+* `Graphs`: shuffled batches of whole graphs; the order is drawn from torch's generator, so a resumed run repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..datasets.graph_list import GraphList
+from ..tasks import Task, check_features, check_part, labelled_nodes, task_of
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+
+class Batch(NamedTuple):
+    """One call of the model: `model(*inputs)[rows]` is compared with `y`. `rows` None means all rows."""
+
+    inputs: tuple[Any, ...]
+    y: Tensor
+    rows: Tensor | None
+    num_rows: int
+
+    def predict(self, model: nn.Module, task: Task) -> Tensor:
+        out = model(*self.inputs)
+        _check_output(out, self.num_rows, task)
+        return out if self.rows is None else out[self.rows]
+
+
+class Examples(Protocol):
+    """The training batches of one epoch, and the two scores of a model in evaluation mode."""
+
+    task: Task
+
+    def batches(self) -> Iterator[Batch]: ...
+
+    def scores(self, model: nn.Module) -> tuple[float, float]: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+@final
+class Nodes:
+    """One graph: the model sees all of it, the masks say which outputs count."""
+
+    def __init__(self, data: Data, adjacency: Any) -> None:
+        self.task, self.data = task_of(data), data
+        check_features(data, "it")
+        self.train_ids, self.val_ids, self.test_ids = labelled_nodes(data, self.task)
+        if adjacency is None and getattr(data, "edge_index", None) is None:
+            raise ValueError(
+                "`data` must have an `edge_index` (it has none); pass another form of the graph as `adjacency`, for "
+                "instance gs.Graph or a torch.sparse tensor"
+            )
+        self.inputs = (data.x, data.edge_index if adjacency is None else adjacency)
+        self.y = data.y.flatten()
+
+    def batches(self) -> Iterator[Batch]:
+        yield Batch(self.inputs, self.y[self.train_ids], self.train_ids, len(self.y))
+
+    def scores(self, model: nn.Module) -> tuple[float, float]:
+        out = Batch(self.inputs, self.y, None, len(self.y)).predict(model, self.task)
+        val, test = (self.task.score(out[ids], self.y[ids]) for ids in (self.val_ids, self.test_ids))
+        return val, test
+
+    def describe(self) -> dict[str, Any]:
+        name, edges = getattr(self.data, "name", None), getattr(self.data, "edge_index", None)
+        counts = {"nodes": len(self.y), "edges": None if edges is None else edges.size(1)}
+        return {"data": name, **counts, "features": self.data.x.size(1), "training_nodes": len(self.train_ids)}
+
+
+@final
+class Graphs:
+    """Many graphs, in shuffled batches. The batches for evaluation are put together once."""
+
+    def __init__(self, graphs: Sequence[Data], batch_size: int, split: int) -> None:
+        self.task, self.graphs, self.batch_size = task_of(graphs), graphs, batch_size
+        for i, graph in enumerate(graphs):
+            check_features(graph, f"graph {i}")
+        listed = graphs if isinstance(graphs, GraphList) else _as_graph_list(graphs, self.task)
+        self.name, self.split, self.features = listed.name, split, listed.num_features
+        self.y = torch.cat([graph.y.flatten() for graph in graphs])
+        if len(self.y) != len(graphs):
+            raise ValueError(f"`data` must have one label per graph (got {len(self.y)} labels, {len(graphs)} graphs)")
+        self.train_ids, *held_out = (self._labelled(ids) for ids in listed.split(split))
+        for part, ids in zip(("training", "validation", "test"), (self.train_ids, *held_out), strict=True):
+            check_part(part, self.y[ids], self.task)
+        self.val, self.test = ([self._collate(ids) for ids in part.split(batch_size)] for part in held_out)
+
+    def batches(self) -> Iterator[Batch]:
+        shuffled = self.train_ids[torch.randperm(len(self.train_ids))]
+        yield from (self._collate(ids) for ids in shuffled.split(self.batch_size))
+
+    def scores(self, model: nn.Module) -> tuple[float, float]:
+        val, test = (self._score(model, batches) for batches in (self.val, self.test))
+        return val, test
+
+    def describe(self) -> dict[str, Any]:
+        counts = {"graphs": len(self.graphs), "training_graphs": len(self.train_ids), "features": self.features}
+        return {"data": self.name, **counts, "batch_size": self.batch_size, "split": self.split}
+
+    def _score(self, model: nn.Module, batches: list[Batch]) -> float:
+        out = torch.cat([batch.predict(model, self.task) for batch in batches])
+        return self.task.score(out, torch.cat([batch.y for batch in batches]))
+
+    def _labelled(self, ids: Tensor) -> Tensor:
+        return ids if self.y.is_floating_point() else ids[self.y[ids] >= 0]
+
+    def _collate(self, ids: Tensor) -> Batch:
+        from torch_geometric.data import Batch as PygBatch
+
+        joined = PygBatch.from_data_list([self.graphs[i] for i in ids.tolist()])
+        return Batch((joined.x, joined.edge_index, joined.batch), self.y[ids], None, len(ids))
+
+
+def examples_of(data: Data | Sequence[Data], batch_size: int, split: int, adjacency: Any) -> Examples:
+    """The examples in a node-level `Data` or in a list of graphs."""
+    if not isinstance(data, Sequence):
+        if not hasattr(data, "edge_index") and not hasattr(data, "x"):
+            raise TypeError(f"`data` must be a PyG Data or a list of them (got {type(data).__name__})")
+        return Nodes(data, adjacency)
+    if adjacency is not None:
+        raise ValueError("`adjacency` must be left out for a list of graphs, which are batched by their edge_index")
+    return Graphs(data, batch_size, split)
+
+
+def _as_graph_list(graphs: Sequence[Data], task: Task) -> GraphList:
+    classes = None if task.metric == "mae" else task.out_channels
+    return GraphList(graphs, "graphs", task.name, classes, np.empty((0, len(graphs)), np.int8))
+
+
+def _check_output(out: Any, num_rows: int, task: Task) -> None:
+    expected = [num_rows, task.out_channels]
+    came = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    if came == expected or (task.out_channels == 1 and came == [num_rows]):
+        return
+    raise ValueError(
+        f"`model` must give outputs of shape {expected} for {task.name!r} (got {came}); build it with "
+        f"out_channels={task.out_channels}" + (" and one row per graph" if task.graph_level else "")
+    )

@@ -1,0 +1,128 @@
+"""One run on disk: its checkpoints, its scalars for TensorBoard, its result. Without a folder nothing is written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from .. import checkpoint as files
+from ..checkpoint import Checkpoint, NotWritten
+from . import random_state
+from .folder import CHECKPOINT, RESULT, RUN, environment, open_folder, plain, write_json
+from .history import History, TrainResult
+
+
+@final
+class Run:
+    """Owns the folder `out`. Checkpoints are written at most every `checkpoint_seconds`, and at the end."""
+
+    def __init__(
+        self, out: str | os.PathLike[str] | None, settings: dict[str, Any], resume: bool, checkpoint_seconds: float
+    ) -> None:
+        if out is None and resume:
+            raise ValueError("`resume` needs `out`, the folder of the run to go on with (got None)")
+        self.folder = None if out is None else Path(out)
+        self.settings, self.checkpoint_seconds = plain(settings), checkpoint_seconds
+        self.saved_at, self.saved_epoch = -float("inf"), 0
+        self.environment = environment()
+        self.board: Any = None
+        self.on_board = 0
+        if self.folder is not None:
+            open_folder(self.folder, self.settings, resume)
+
+    def start(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, higher_is_better: bool
+    ) -> tuple[History, dict[str, Tensor]]:
+        """The history and the best weights so far; the model, the optimizer and the generators are put there too."""
+        history, best = History(higher_is_better), files.copy_of(model.state_dict())
+        if self.folder is None:
+            return history, best
+        path = self.folder / CHECKPOINT
+        if path.exists():
+            found = files.load(path)
+            files.check_fits(found, model, path)
+            self._check_epochs(len(found.state["history"]["loss"]))
+            files.restore(found, model, optimizer)
+            random_state.restore(found.random)
+            history, best = History.replay(higher_is_better, found.state["history"]), found.best
+            self.saved_epoch = len(history)
+        write_json(self.folder / RUN, {"settings": self.settings, "environment": self.environment})
+        if not path.exists():
+            self.keep(model, optimizer, history, best)
+        self._open_board(history)
+        return history, best
+
+    def keep(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        history: History,
+        best: dict[str, Tensor],
+        now: bool = False,
+    ) -> None:
+        """Write a checkpoint if one is due, or `now` if the last one is not of this epoch."""
+        due = time.monotonic() - self.saved_at >= self.checkpoint_seconds
+        if self.folder is None or not (due or (now and self.saved_epoch != len(history))):
+            return
+        state = {
+            "epoch": len(history),
+            "history": history.columns(),
+            "settings": self.settings,
+            "versions": self.environment,
+        }
+        moments = optimizer.state_dict()["state"]
+        kept = Checkpoint(dict(model.state_dict()), best, moments, random_state.capture(), state)
+        files.save(kept, self.folder / CHECKPOINT)
+        self.saved_at, self.saved_epoch = time.monotonic(), len(history)
+        self._log(history)
+
+    def finish(self, result: TrainResult) -> None:
+        if self.folder is not None:
+            write_json(self.folder / RESULT, json.loads(result.to_json()))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.board is not None:
+            with contextlib.suppress(OSError):  # a full disk was reported by the checkpoint
+                self.board.close()
+
+    def _check_epochs(self, done: int) -> None:
+        if done > self.settings["epochs"]:
+            raise ValueError(
+                f"`epochs` must be at least {done}, which the run in {self.folder} has done already "
+                f"(got {self.settings['epochs']}); choose another folder for a shorter run"
+            )
+
+    def _open_board(self, history: History) -> None:
+        """A writer whose first entry voids all older ones; what they said is written anew from the history."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.utils.tensorboard import SummaryWriter
+        self.board = SummaryWriter(str(self.folder), purge_step=1 if len(history) else None)
+        self._log(history)
+
+    def _log(self, history: History) -> None:
+        if self.board is None:
+            return
+        try:
+            for number in range(self.on_board + 1, len(history) + 1):
+                for name, value in history[number]._asdict().items():
+                    if name != "number":
+                        self.board.add_scalar(name, value, number)
+            self.board.flush()
+        except OSError as error:
+            raise NotWritten(f"the TensorBoard events in {self.folder} could not be written ({error})") from error
+        self.on_board = len(history)
