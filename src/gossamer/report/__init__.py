@@ -1,0 +1,16 @@
+"""A comparison, told: a table for the terminal, and one page with plots for people.
+
+read        the comparison's JSON -> Comparison, with NaN for every number that is missing
+headline    what was found, in one sentence per recipe
+columns     the table's cells; `table` shows them in a terminal, `page` in HTML
+markup      HTML and SVG as strings that are escaped once
+scale, labels, frame        ticks, labels that avoid each other, axes
+scatter, bars, curves       the plots
+page        all of it in one file that needs nothing else
+"""
+
+from .headline import headline
+from .page import write_page
+from .table import table
+
+__all__ = ["headline", "table", "write_page"]
