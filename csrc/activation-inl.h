@@ -20,12 +20,24 @@ GOSSAMER_INLINE f32x16 normal_tail(f32x16 z, f32x16* density) {
   return *density * (s * p) * 0.5f;
 }
 
+// e^z - 1 for z <= 0: near zero the series, where the difference would have no digits left.
+GOSSAMER_INLINE f32x16 exp_minus_one(f32x16 z) {
+  f32x16 p = splat(1.0f / 5040.0f);
+  p = p * z + 1.0f / 720.0f;
+  p = p * z + 1.0f / 120.0f;
+  p = p * z + 1.0f / 24.0f;
+  p = p * z + 1.0f / 6.0f;
+  p = p * z + 0.5f;
+  p = p * z + 1.0f;
+  return select(z > splat(-0.5f), p * z, exp_nonpositive(z) - 1.0f);
+}
+
 template <int A>
 GOSSAMER_INLINE f32x16 activate(f32x16 z, float slope) {
   const f32x16 zero = splat(0.0f);
   if (A == kRelu) return select((z > zero) | (z != z), z, zero);  // NaN passes, so that a divergence stays visible
   if (A == kLeakyRelu) return select(z > zero, z, z * slope);
-  if (A == kElu) return select(z > zero, z, (exp_nonpositive(select(z > zero, zero, z)) - 1.0f) * slope);
+  if (A == kElu) return select(z > zero, z, exp_minus_one(select(z > zero, zero, z)) * slope);
   if (A == kGelu) {
     f32x16 density;
     const f32x16 tail = normal_tail(z, &density);

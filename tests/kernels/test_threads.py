@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gossamer import Graph, kernels
-from gossamer.ops import edge_softmax, random_bits, spmm
+from gossamer.ops import edge_softmax, gat_attention, gatv2_logits, norm_act, random_bits, spmm
 
 from .test_isa import run_python
 
@@ -72,7 +72,9 @@ def test_kernels_called_from_many_threads_at_once():
     x, logits = torch.randn(500, 64, generator=rng), torch.randn(5000, 4, generator=rng)
 
     def work(_):
-        return spmm(graph, x), edge_softmax(graph, logits)
+        attention = gat_attention(graph, x[:, :4], a_edge=logits), gatv2_logits(graph, x, x, x[:4, :16])
+        normalised = norm_act(x, None, None, None, None, 2, 1e-5, 1, 0.0, 0.5, 3)
+        return spmm(graph, x), edge_softmax(graph, logits), *attention, *normalised
 
     want = work(None)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

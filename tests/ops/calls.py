@@ -1,4 +1,4 @@
-"""A random well-formed call of every op, as a list of arguments: what the fuzzer starts from."""
+"""A random well-formed call of an op, as a list of arguments: what the fuzzer starts from. More: calls_layers.py."""
 
 from __future__ import annotations
 

@@ -11,8 +11,12 @@ from gossamer.ops import (
     dequantize_rows,
     dropout,
     edge_softmax,
+    gat_attention,
     gather_rows,
+    gatv2_logits,
     int8_linear,
+    linear,
+    norm_act,
     pack,
     quantize_rows,
     relu_dropout,
@@ -74,6 +78,22 @@ def test_attention_with_heads(graph):
         return spmm(graph, x, value=edge_softmax(graph, sddmm(graph, x, x)))
 
     assert same(*assert_compiles(heads, [rand(400, 2, 5)]))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_layers_are_made_of(graph, dynamic):
+    """A product, a sum with a bias and the node's own row, norms with activation and dropout, two attentions."""
+
+    def forward(x, weight, bias, att):
+        h = linear(x, weight, bias)
+        h = spmm(graph, h, bias=bias, root=1.5, rows=h)
+        for over in (2, 3, 4):  # columns, rows, all
+            h = norm_act(h, bias, bias, None, None, over, 1e-5, 3, 1.0, 0.2, 7)[0]
+        p = gat_attention(graph, h[:, :2], h[:, 2:4]) + edge_softmax(graph, gatv2_logits(graph, h, h, att))
+        return spmm(graph, h.view(-1, 2, 4), value=p)
+
+    inputs = [rand(400, 5), rand(8, 5, seed=1), rand(8, seed=2), rand(2, 4, seed=3)]
+    assert same(*assert_compiles(forward, inputs, dynamic=dynamic))
 
 
 def test_codes(graph):

@@ -19,10 +19,12 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.ops import OPS
 
-from .calls import CALLS, DTYPES, Draw
-from .compare import tensors_of, using
+from . import calls, calls_layers
+from .calls import DTYPES, Draw
+from .compare import same, tensors_of, using
 
 ISAS = kernels.available_isas() or [kernels.REFERENCE]
+CALLS = calls.CALLS | calls_layers.CALLS
 EXTREMES = (-(2**63), -(2**31), -1, 2**31 - 1, 2**31, 2**62)
 
 
@@ -84,3 +86,17 @@ def test_the_references_result_or_an_error_that_names_an_argument(name, data):
             assert any(n in names for pair in named for n in pair), error
             return
     assert_same(out, OPS[name].reference(*args))
+
+
+@pytest.mark.parametrize("name", CALLS)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_torchs_default_dtype_changes_nothing(name, data):
+    """What a kernel writes to has the type that the kernel writes."""
+    args = CALLS[name](data.draw)
+    want = OPS[name](*args)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert same(OPS[name](*args), want)
+    finally:
+        torch.set_default_dtype(torch.float32)

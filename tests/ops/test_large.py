@@ -14,12 +14,15 @@ from gossamer.ops import (
     dropout_keeping_mask,
     int8_linear,
     masked_scale,
+    norm_act,
     pack,
     relu_dropout,
     spmm,
     spmm_int8,
     unpack,
 )
+from gossamer.ops.activation import ACTIVATIONS
+from gossamer.ops.norm_act import Over
 
 from .compare import on_baseline, same_bits
 from .test_spmm import rand
@@ -48,6 +51,20 @@ def codes() -> torch.Tensor:
     return codes_of(ROWS, COLUMNS)
 
 
+TAIL = (1e-5, ACTIVATIONS.index("leaky_relu"), 0.2, 0.3, 1)
+
+
+def normalised(over: Over):
+    affine = (None, None) if over == Over.NOTHING else (rand(COLUMNS), rand(COLUMNS, seed=1))
+    return norm_act(rand(ROWS, COLUMNS), *affine, None, None, over, *TAIL)
+
+
+def gradients_of(over: Over):
+    x = rand(ROWS, COLUMNS)
+    statistics = [rand(COLUMNS if over == Over.COLUMNS else ROWS, seed=s).abs() for s in (2, 3)]
+    return x, x, rand(COLUMNS), rand(COLUMNS, seed=1), *statistics, over, *TAIL
+
+
 CALLS = {
     "dropout_mask": lambda: dropout_keeping_mask(rand(NUMEL + 5), 0.3, 1),  # with a tail
     "relu_dropout": lambda: relu_dropout(rand(NUMEL), 0.3, 1),
@@ -57,6 +74,12 @@ CALLS = {
     "int8_linear": lambda: int8_linear(codes(), rand(ROWS), codes()[:COLUMNS], rand(COLUMNS)),
     "spmm": lambda: spmm(graph(), rand(1000, COLUMNS)),
     "spmm, heads": lambda: spmm(graph(), rand(1000, 4, 16), value=rand(graph().num_edges, 4)),
+    "spmm, ends": lambda: spmm(graph(), rand(1000, COLUMNS), bias=rand(COLUMNS), rows=rand(ROWS, COLUMNS)),
+    "norm_act": lambda: normalised(Over.NOTHING),
+    "norm_act, columns": lambda: normalised(Over.COLUMNS),
+    "norm_act, rows": lambda: normalised(Over.ROWS),
+    "norm_act_backward, columns": lambda: OPS["norm_act_backward"](*gradients_of(Over.COLUMNS)),
+    "norm_act_backward, rows": lambda: OPS["norm_act_backward"](*gradients_of(Over.ROWS)),
     "spmm_int8": lambda: spmm_int8(graph(), codes()[:1000], rand(1000)),
 }
 

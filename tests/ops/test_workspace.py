@@ -23,6 +23,10 @@ packed = ops.pack(x, 2, 256, 1)
 w_codes, w_scale = ops.quantize_rows(torch.randn(d, d))
 ids = torch.arange(n)
 mask = ops.dropout_keeping_mask(x, 0.5, 1)[1]
+w, b, per_row = torch.randn(d, d), torch.randn(d), torch.rand(n)
+a, att = torch.randn(n, 4), torch.randn(4, d // 4)
+tail = (1e-5, 3, 1.0, 0.5, 1)  # eps, elu with its slope, dropout with its seed
+backward = torch.ops.gossamer.norm_act_backward
 
 def high_water_mark():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
@@ -42,10 +46,21 @@ for call in json.load(sys.stdin):
 
 CALLS = [
     "ops.spmm(graph, x)",
+    "ops.spmm(graph, x, bias=b, root=1.0, rows=x)",
     "ops.spmm(graph, x, reduce='max')",
     "ops.spmm_int8(graph, codes, scale)",
     "ops.sddmm(graph, x.view(n, 4, -1), x.view(n, 4, -1))",
     "ops.edge_softmax(graph, logits)",
+    "ops.gat_attention(graph, a, a, logits)",
+    "ops.gatv2_logits(graph, x, x, att)",
+    "ops.norm_act(x, None, None, None, None, 0, *tail)",
+    "ops.norm_act(x, b, b, None, None, 2, *tail)",
+    "ops.norm_act(x, b, b, None, None, 3, *tail)",
+    "ops.norm_act(x, b, b, None, None, 4, *tail)",
+    "backward(x, x, b, b, b, b.abs(), 2, *tail)",
+    "backward(x, x, b, b, per_row, per_row, 3, *tail)",
+    "ops.linear(x, w, b)",
+    "ops.linear(x, w, b, x)",
     "ops.quantize_rows(x, 1)",
     "ops.dequantize_rows(codes, scale)",
     "ops.pack(x, 2, 256, 1)",

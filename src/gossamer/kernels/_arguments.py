@@ -18,5 +18,9 @@ def as_float(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.to(F32).contiguous()
 
 
+def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
 def noise(seed: int | None) -> tuple[bool, int]:
     return seed is not None, (seed or 0) & MASK64

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import memory
 from ..ops._library import OPS
 from . import native, num_threads
-from ._arguments import F32, at
+from ._arguments import F32, at, contiguous
 from .cpu_dense import _partial
 
 
@@ -26,17 +26,13 @@ def _edge_sums(rowptr: Tensor, perm: Tensor | None, values: Tensor) -> Tensor:
     return out
 
 
-def _terms(*terms: Tensor | None) -> list[Tensor | None]:
-    return [None if term is None else term.contiguous() for term in terms]
-
-
 def _gat_attention(
     rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
     t_rowptr: Tensor | None, t_perm: Tensor | None,
 ) -> Tensor:  # fmt: skip
     if a_src.dtype != F32:
         return OPS["gat_attention"].reference(rowptr, col, a_src, a_dst, a_edge, slope, t_rowptr, t_perm)
-    rowptr, col, terms = rowptr.contiguous(), col.contiguous(), _terms(a_src, a_dst, a_edge)
+    rowptr, col, terms = rowptr.contiguous(), col.contiguous(), contiguous(a_src, a_dst, a_edge)
     heads, rows = a_src.size(1), rowptr.numel() - 1
     out = memory.empty([col.numel(), heads], F32)
     where = [at(term) for term in terms]
@@ -50,7 +46,7 @@ def _gat_attention_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     if a_src.dtype != F32:
         return OPS["gat_attention_backward"].reference(rowptr, col, a_src, a_dst, a_edge, slope, p, dp)
-    rowptr, col, terms = rowptr.contiguous(), col.contiguous(), _terms(a_src, a_dst, a_edge)
+    rowptr, col, terms = rowptr.contiguous(), col.contiguous(), contiguous(a_src, a_dst, a_edge)
     p, dp, heads, rows = p.contiguous(), dp.contiguous(), a_src.size(1), rowptr.numel() - 1
     ds, da_dst = memory.empty(p.shape, F32), memory.empty([rows, heads], F32)
     where = [at(term) for term in terms]
@@ -80,10 +76,10 @@ def _gatv2_backward(
     rowptr: Tensor, col: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float,
     t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, dlogits: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    if x_src.dtype != F32:
+    if x_src.dtype != F32 or x_src.size(1) == 0:  # without columns there is no memory to point a kernel to
         return OPS["gatv2_backward"].reference(rowptr, col, x_src, x_dst, att, slope, t_rowptr, t_col, t_perm, dlogits)
     x_src, x_dst, att, dlogits = x_src.contiguous(), x_dst.contiguous(), att.contiguous(), dlogits.contiguous()
-    dx_src, dx_dst, datt = memory.empty(x_src.shape, F32), memory.empty(x_dst.shape, F32), torch.zeros(att.shape)
+    dx_src, dx_dst, datt = memory.empty(x_src.shape, F32), memory.empty(x_dst.shape, F32), torch.zeros_like(att)
     scratch, ends = _partial(*x_dst.shape), (x_src.size(1), att.size(0), num_threads())
     forward = (rowptr.contiguous(), col.contiguous(), None, x_dst, x_src, scratch, dx_dst, datt)
     backward = (t_rowptr.contiguous(), t_col.contiguous(), t_perm.contiguous(), x_src, x_dst, None, dx_src, None)

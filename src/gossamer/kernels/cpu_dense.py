@@ -13,7 +13,7 @@ from .. import memory
 from ..ops._library import OPS, Op
 from ..ops.norm_act import Over, rstd_of
 from . import native, num_threads
-from ._arguments import F32, MASK64, at
+from ._arguments import F32, MASK64, at, contiguous
 
 CHUNK_ROWS = 256  # csrc/norm_act-inl.h
 
@@ -50,14 +50,14 @@ def _masked_scale(x: Tensor, mask: Tensor, p: float) -> Tensor:
 
 
 def _partial(rows: int, cols: int) -> Tensor:
-    """Scratch for sums over rows: two padded rows for each chunk."""
-    return memory.empty([max(-(-rows // CHUNK_ROWS), 1), 2, -(-cols // 16) * 16], F32)
+    """Scratch for sums over rows: two padded rows for each chunk; never empty, since kernels clear it."""
+    return memory.empty([max(-(-rows // CHUNK_ROWS), 1), 2, max(-(-cols // 16), 1) * 16], F32)
 
 
 def _column_sums(x: Tensor) -> Tensor:
     if x.dtype != F32:
         return OPS["column_sums"].reference(x)
-    x, sums, scratch = x.contiguous(), torch.empty(x.size(1)), _partial(*x.shape)
+    x, sums, scratch = x.contiguous(), x.new_empty(x.size(1)), _partial(*x.shape)
     native.column_sums(at(x), at(scratch), at(sums), *x.shape, num_threads())
     return sums
 
@@ -77,7 +77,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None)
 
 def _moments(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over columns, or over everything from those."""
-    mean, var = torch.empty(x.size(1)), torch.empty(x.size(1))
+    mean, var = x.new_empty(x.size(1)), x.new_empty(x.size(1))
     scratch = _partial(*x.shape)
     native.column_moments(at(x), at(scratch), at(mean), at(var), *x.shape, num_threads())
     if over == Over.COLUMNS:
@@ -107,12 +107,13 @@ def _norm_act(
     x, out = x.contiguous(), memory.empty(x.shape, F32)
     tail = (act, slope, p, seed & MASK64)
     if over == Over.ROWS:
-        own_mean, own_var = torch.empty(x.size(0)), torch.empty(x.size(0))
+        own_mean, own_var = x.new_empty(x.size(0)), x.new_empty(x.size(0))
+        weight, bias = contiguous(weight, bias)
         affine = (at(weight), at(bias), eps)
         own = (at(own_mean), at(own_var))
         native.layer_norm(at(x), *affine, *tail, at(out), *own, *x.shape, num_threads())
         return out, own_mean, own_var
-    own_mean, own_var = _moments(x, over) if over in (Over.COLUMNS, Over.ALL) else (torch.empty(0), torch.empty(0))
+    own_mean, own_var = _moments(x, over) if over in (Over.COLUMNS, Over.ALL) else (x.new_empty(0), x.new_empty(0))
     used = (own_mean, own_var) if mean is None or var is None else (mean, var)
     scale, shift, _, _ = _columns(x, weight, bias, *used, over, eps)
     native.affine_forward(at(x), at(scale), at(shift), *tail, at(out), *x.shape, num_threads())
@@ -126,10 +127,11 @@ def _norm_act_backward(
     if x.dtype != F32:
         return OPS["norm_act_backward"].reference(dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed)
     dout, x, dx = dout.contiguous(), x.contiguous(), memory.empty(x.shape, F32)
-    dweight, dbias = torch.zeros(x.size(1)), torch.zeros(x.size(1))
+    dweight, dbias = x.new_zeros(x.size(1)), x.new_zeros(x.size(1))
     tail = (act, slope, p, seed & MASK64)
     ends = (*x.shape, num_threads())
     if over == Over.ROWS:
+        (weight, bias), mean, var = contiguous(weight, bias), mean.contiguous(), var.contiguous()
         given = (at(dout), at(x), at(weight), at(bias), eps, *tail, at(mean), at(var))
         scratch = _partial(*x.shape)
         native.layer_norm_backward(*given, at(scratch), at(dx), at(dweight), at(dbias), *ends)

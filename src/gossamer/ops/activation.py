@@ -23,6 +23,11 @@ def check_activation(act: int) -> None:
         raise ValueError(f"`act` must be the number of one of {ACTIVATIONS} (got {act})")
 
 
+def check_slope(slope: float) -> None:
+    if not math.isfinite(slope):
+        raise ValueError(f"`slope` must be a finite number (got {slope})")
+
+
 def activate(z: Tensor, act: int, slope: float) -> Tensor:
     name = ACTIVATIONS[act]
     if name == "relu":

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import _checks
 from ._library import define
+from .activation import check_slope
 from .csr import row_of_edge, transpose_csr
 from .edge_softmax import edge_softmax_backward_op, edge_softmax_op
 
@@ -71,6 +72,7 @@ def _check_gat(
     _checks.dtype_of("a_src", a_src, FLOATS)
     _checks.shape_of("a_src", a_src, (None, None), "[num_src, heads]")
     _checks.csr(rowptr, col, a_src.size(0))
+    check_slope(slope)
     heads = a_src.size(1)
     for name, term, count in (("a_dst", a_dst, rowptr.numel() - 1), ("a_edge", a_edge, col.numel())):
         if term is not None:

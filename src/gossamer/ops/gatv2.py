@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import _checks
 from ._library import define
+from .activation import check_slope
 from .attention import FLOATS, leaky, leaky_derivative
 from .csr import row_of_edge, transpose_csr
 
@@ -36,8 +37,12 @@ def _check(
     _checks.shape_of("x_dst", x_dst, shape, f"[{shape[0]}, {shape[1]}], as wide as x_src")
     _checks.dtype_of("att", att, (x_src.dtype,))
     _checks.shape_of("att", att, (None, None), "[heads, width]")
-    if att.numel() != x_src.size(1):
-        raise ValueError(f"`att` must have as many elements as x_src has columns, {x_src.size(1)} (got {att.numel()})")
+    if att.size(0) == 0 or att.numel() != x_src.size(1):
+        raise ValueError(
+            f"`att` must have at least one head and as many elements as x_src has columns, {x_src.size(1)} "
+            f"(got {att.size(0)} heads and {att.numel()} elements)"
+        )
+    check_slope(slope)
 
 
 def _sums(rowptr: Tensor, col: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor) -> Tensor:
@@ -88,6 +93,7 @@ def _check_backward(
 ) -> None:  # fmt: skip
     _check(rowptr, col, x_src, x_dst, att, slope, t_rowptr, t_col, t_perm)
     _checks.csr(t_rowptr, t_col, rowptr.numel() - 1)
+    _checks.shape_of("t_col", t_col, (col.numel(),), f"[{col.numel()}], as many edges as the graph has")
     _checks.dtype_of("t_perm", t_perm, (torch.int64,))
     _checks.shape_of("t_rowptr", t_rowptr, (x_src.size(0) + 1,), f"[{x_src.size(0) + 1}]")
     _checks.shape_of("t_perm", t_perm, (col.numel(),), f"[{col.numel()}]")

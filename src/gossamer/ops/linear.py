@@ -23,6 +23,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None) 
     _checks.dtype_of("weight", weight, (x.dtype,))
     _checks.shape_of("weight", weight, (None, x.size(1)), f"[out_features, {x.size(1)}], as many columns as x")
     if bias is not None:
+        _checks.dtype_of("bias", bias, (x.dtype,))
         _checks.shape_of("bias", bias, (weight.size(0),), f"[{weight.size(0)}], one number per output column")
     if rows is not None:
         shape = (x.size(0), weight.size(0))

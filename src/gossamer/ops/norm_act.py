@@ -14,6 +14,7 @@ Only x is kept: backward makes z and the mask again. Over columns that is two pa
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from . import _checks
 from ._library import define
-from .activation import activate, check_activation, derivative
+from .activation import activate, check_activation, check_slope, derivative
 from .dropout import check_probability, kept, survivor_scale
 
 
@@ -53,7 +54,10 @@ def _check(
         raise ValueError("`weight` and `bias` need a normalisation; pass none, or another `over`")
     if over in (Over.COLUMNS, Over.ALL) and x.numel() == 0:
         raise ValueError(f"`x` must not be empty when its statistics are asked for (got {tuple(x.shape)})")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"`eps` must be a finite number, 0 or more (got {eps})")
     check_activation(act)
+    check_slope(slope)
     check_probability(p)
 
 
@@ -107,6 +111,9 @@ def _fake(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, weight, bias, mean, var, *ctx.settings = inputs
+    for name, fixed in (("mean", mean), ("var", var)):
+        if fixed is not None and fixed.requires_grad:
+            raise ValueError(f"`{name}` must not require grad: fixed statistics have no gradient here. Detach it")
     ctx.mark_non_differentiable(output[1], output[2])
     own = (output[1], output[2]) if mean is None else (mean, var)
     ctx.save_for_backward(x, weight, bias, *own)

@@ -80,16 +80,21 @@ def _check(
     _checks.dtype_of("x", x, FLOATS)
     _checks.shape_of("x", x, (None, None), "[num_src, columns]")
     check_weights(rowptr, col, value, (src_scale, dst_scale), x)
+    check_ends(rowptr.numel() - 1, x, bias, root, rows)
+
+
+def check_ends(num_dst: int, x: Tensor, bias: Tensor | None, root: float, rows: Tensor | None) -> None:
+    """What is added to a row's sum or maximum."""
     if bias is not None:
         _checks.dtype_of("bias", bias, (torch.float32, torch.float64))
         _checks.shape_of("bias", bias, (x.size(1),), f"[{x.size(1)}], one number per column")
     if rows is not None:
         _checks.dtype_of("rows", rows, FLOATS)
-        shape = (rowptr.numel() - 1, x.size(1))
+        shape = (num_dst, x.size(1))
         _checks.shape_of("rows", rows, shape, f"{shape}, one row per destination")
-    if root != 0 and x.size(0) != rowptr.numel() - 1:
+    if root != 0 and x.size(0) != num_dst:
         raise ValueError(
-            f"`root` needs as many sources as destinations (got {x.size(0)} and {rowptr.numel() - 1}); "
+            f"`root` needs as many sources as destinations (got {x.size(0)} and {num_dst}); "
             "add the destinations' rows yourself"
         )
 
@@ -199,10 +204,12 @@ def spmm(
     check_heads(x, weights)
     if reduce == "max":
         top = spmm_max(graph, x, weights)
+        check_ends(graph.num_dst, x, bias, root, rows)
         top = top if root == 0 else top.add(x, alpha=root)
-        top = top if rows is None else top + rows
-        return top if bias is None else top + bias
+        top = top if rows is None else top + rows.to(x.dtype)
+        return top if bias is None else top + bias.to(x.dtype)
     flat = x.flatten(1) if x.dim() == 3 else x
+    rows = rows.flatten(1) if rows is not None and x.dim() == rows.dim() == 3 else rows
     transposed: tuple[Tensor | None, ...] = (None, None, None, None)
     if torch.is_grad_enabled() and x.requires_grad:
         t = graph.t()

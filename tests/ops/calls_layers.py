@@ -1,0 +1,99 @@
+"""Random well-formed calls of the ops that layers are made of: attention, normalisation, products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gossamer.ops import OPS
+from gossamer.ops.activation import ACTIVATIONS
+from gossamer.ops.norm_act import Over, statistics
+
+from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, maybe, structure
+
+SLOPES = st.sampled_from([0.2, 1.0, 0.0])
+WIDE = st.sampled_from([torch.float32, torch.float32, torch.float64])
+
+
+def widened(dtype: torch.dtype, *tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+
+
+def edge_sums(draw: Draw) -> list[Any]:
+    rowptr, col, _ = structure(draw)
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    perm = maybe(draw, torch.randperm(col.numel(), generator=rng))
+    return [rowptr, perm, floats(draw, col.numel(), draw(st.integers(0, 3))).to(draw(WIDE))]
+
+
+def gat_terms(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    heads = draw(st.integers(0, 3))
+    a_dst, a_edge = (maybe(draw, floats(draw, count, heads)) for count in (rowptr.numel() - 1, col.numel()))
+    return [rowptr, col, *widened(draw(WIDE), floats(draw, num_src, heads), a_dst, a_edge), draw(SLOPES)]
+
+
+def gat_attention_backward(draw: Draw) -> list[Any]:
+    terms = gat_terms(draw)
+    p = OPS["gat_attention"].reference(*terms, None, None)
+    return [*terms, p, floats(draw, *p.shape).to(p.dtype)]
+
+
+def gatv2_logits(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    heads, width = draw(st.integers(1, 3)), draw(COLUMNS)
+    rows = (floats(draw, count, heads * width) for count in (num_src, rowptr.numel() - 1))
+    return [rowptr, col, *widened(draw(WIDE), *rows, floats(draw, heads, width)), draw(SLOPES), None, None, None]
+
+
+def gatv2_backward(draw: Draw) -> list[Any]:
+    rowptr, col, x_src, x_dst, att, slope, *_ = gatv2_logits(draw)
+    transposed = OPS["transpose_csr"].reference(rowptr, col, x_src.size(0))
+    dlogits = floats(draw, col.numel(), att.size(0)).to(x_src.dtype)
+    return [rowptr, col, x_src, x_dst, att, slope, *transposed, dlogits]
+
+
+def linear(draw: Draw) -> list[Any]:
+    rows, columns, outputs = draw(COUNTS), draw(COLUMNS), draw(COLUMNS)
+    x, weight = floats(draw, rows, columns), floats(draw, outputs, columns)
+    return widened(draw(WIDE), x, weight, maybe(draw, floats(draw, outputs)), maybe(draw, floats(draw, rows, outputs)))
+
+
+def column_sums(draw: Draw) -> list[Any]:
+    x = floats(draw, draw(st.integers(0, 600)), draw(COLUMNS))
+    return [x.to(draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16])))]
+
+
+def norm_act(draw: Draw) -> list[Any]:
+    over = draw(st.sampled_from(Over))
+    rows, columns = draw(st.integers(0, 6) | st.sampled_from([255, 257])), draw(COLUMNS)
+    if over in (Over.COLUMNS, Over.ALL):
+        rows, columns = max(rows, 2), max(columns, 1)  # one row would be divided by `eps` alone
+    affine = [None, None] if over == Over.NOTHING else [maybe(draw, floats(draw, columns)) for _ in range(2)]
+    fixed = [floats(draw, columns), floats(draw, columns).abs() + 0.1] if over == Over.FIXED else [None, None]
+    x = widened(draw(WIDE), floats(draw, rows, columns), *affine, *fixed)
+    act, p = draw(st.integers(0, len(ACTIVATIONS) - 1)), draw(st.just(0.0) | st.floats(0, 1))
+    return [*x, int(over), draw(st.sampled_from([1e-3, 0.1])), act, draw(SLOPES), p, draw(SEEDS)]
+
+
+def norm_act_backward(draw: Draw) -> list[Any]:
+    x, weight, bias, mean, var, over, *rest = norm_act(draw)
+    used = statistics(x, over) if mean is None else (mean, var)
+    return [floats(draw, *x.shape).to(x.dtype), x, weight, bias, *used, over, *rest]
+
+
+CALLS: dict[str, Callable[[Draw], list[Any]]] = {
+    "edge_sums": edge_sums,
+    "gat_attention": lambda draw: [*gat_terms(draw), None, None],
+    "gat_attention_backward": gat_attention_backward,
+    "gatv2_logits": gatv2_logits,
+    "gatv2_backward": gatv2_backward,
+    "linear": linear,
+    "column_sums": column_sums,
+    "norm_act": norm_act,
+    "norm_act_backward": norm_act_backward,
+}
