@@ -135,7 +135,10 @@ def _fate(module: nn.Module, is_root: bool) -> tuple[type[nn.Module] | None, str
     if _is_user_written(kind) or is_root:
         if "__slots__" in kind.__dict__ or inspect.isbuiltin(kind.forward):
             return None, "its class cannot be changed"
-        return _following(kind), "its own forward; F.relu, F.dropout, ... on our kernels"
+        try:
+            return _following(kind), "its own forward; F.relu, F.dropout, ... on our kernels"
+        except Exception as error:  # whatever a user's __init_subclass__ raises
+            return None, f"its class refuses a subclass ({type(error).__name__}: {error})"
     bases = [known.__name__ for known in layers.CONVERTED if issubclass(kind, known)]
     return (
         None,
@@ -168,7 +171,10 @@ def _make(kind: type[nn.Module]) -> type[nn.Module]:
     functools.update_wrapper(forward, kind.forward)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        return _rebuild, (kind,), self.__dict__
+        state = (
+            self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+        )  # Python 3.10 has none of its own
+        return _rebuild, (kind,), state
 
     members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "_gossamer_made": True}
     return type(kind.__name__, (kind,), members | {"__qualname__": kind.__qualname__})

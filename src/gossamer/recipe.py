@@ -107,7 +107,7 @@ def _from_plain(place: str, plain: Any) -> Any:
         return None
     named = dict(plain) if isinstance(plain, dict) else {}
     name = named.pop("name", None)
-    if name not in PLACES[place]:
+    if not isinstance(name, str) or name not in PLACES[place]:
         raise ValueError(f"`{place}` must name one of {', '.join(PLACES[place]) or 'nothing yet'} (got {plain!r})")
     try:
         return PLACES[place][name](**named)

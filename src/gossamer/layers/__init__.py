@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch_geometric import nn as pyg
 
-from . import dense, gat, gcn, gin, models, sage
+from . import border, dense, gat, gcn, gin, models, sage
 
 CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
     pyg.GCNConv: gcn.GCNConv,
@@ -46,24 +46,16 @@ def why_not(module: Any) -> str | None:
     if isinstance(module, pyg.MessagePassing):
         if module.flow != "source_to_target":
             return f"flow={module.flow!r}: only source_to_target has kernels"
-        if getattr(module, "aggr", None) not in sage.REDUCE:
+        if str(module.aggr) not in border.REDUCE:
             return f"aggr={module.aggr!r}: only mean, sum and max have kernels"
         if module.decomposed_layers > 1:
             return "decomposed_layers > 1 splits messages by columns, which no kernel of ours needs"
-        if any(getattr(module, name) for name in _MESSAGE_HOOKS if hasattr(module, name)):
+        if border.overheard(module):
             return "someone listens to its messages (register_message_forward_hook and the like)"
-    if isinstance(module, (pyg.GATConv, pyg.GATv2Conv)) and module.aggr not in ("add", "sum"):
-        return f"aggr={module.aggr!r}: attention has kernels for sums only"
+    if isinstance(module, (pyg.GCNConv, pyg.GATConv, pyg.GATv2Conv)) and module.aggr not in ("add", "sum"):
+        return f"aggr={module.aggr!r}: {type(module).__name__} has kernels for sums only"
     if isinstance(module, pyg.GATv2Conv) and module.edge_dim is not None:
         return "edge features enter every column of GATv2's attention: no kernel yet"
     if isinstance(module, nn.GELU) and module.approximate != "none":
         return f"approximate={module.approximate!r}: only the exact form has a kernel"
     return None
-
-
-_MESSAGE_HOOKS = (
-    "_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
-    "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
-    "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
-    "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks",
-)  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
+from torch_geometric.utils import add_remaining_self_loops
 
 from ..graph import Graph
 
@@ -41,11 +42,18 @@ def version_of(tensor: Tensor) -> Hashable:
     """Changes when the tensor is changed in place or resized; None for inference tensors, which count no changes."""
     if tensor.is_inference():
         return None
-    return tensor._version, tuple(tensor.shape), tensor.data_ptr() if tensor.layout == torch.strided else 0
+    own = tensor._version, tuple(tensor.shape), tensor.data_ptr() if tensor.layout == torch.strided else 0
+    held = tensor.as_tensor() if hasattr(tensor, "as_tensor") else None  # an EdgeIndex wraps the tensor of its ids
+    return own if held is None else (own, version_of(held))
 
 
 def remember(tensor: Tensor, weight: Tensor | None, key: Hashable, build: Callable[[], Any]) -> Any:
     """`build()`, once for this version of `tensor` (and of `weight`) and this key."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            "`edge_index` must be a tensor of shape [2, nnz], an EdgeIndex, a torch.sparse matrix or a gs.Graph "
+            f"(got {type(tensor).__name__})"
+        )
     version = version_of(tensor)
     weight_version = None if weight is None else version_of(weight)
     if version is None or (weight is not None and weight_version is None):
@@ -76,11 +84,11 @@ def graph_of(edge_index: Any, sizes: Sizes, weight: Tensor | None = None) -> Wei
         return _given(edge_index, sizes, weight)
     if is_sparse(edge_index):
         graph = remember(edge_index, None, "graph", lambda: Graph.from_torch_sparse(edge_index))
-        return Weighted(_checked(graph, sizes))
+        return Weighted(checked(graph, sizes))
     if weight is None or weight.requires_grad:
-        graph = remember(edge_index, None, sizes, lambda: _from_edges(edge_index, sizes, None))
+        graph = remember(edge_index, None, sizes, lambda: from_edges(edge_index, sizes, None))
         return Weighted(graph, None if weight is None else graph.sort_edges(weight.reshape(-1)))
-    return Weighted(remember(edge_index, weight, sizes, lambda: _from_edges(edge_index, sizes, weight)))
+    return Weighted(remember(edge_index, weight, sizes, lambda: from_edges(edge_index, sizes, weight)))
 
 
 @torch.compiler.disable
@@ -88,27 +96,58 @@ def gcn_graph_of(edge_index: Any, num_nodes: int, weight: Tensor | None, improve
     """`graph_of` with the weights of a graph convolution, D^-1/2 (A + I) D^-1/2."""
     key, sizes = ("gcn", num_nodes, improved, loops), (num_nodes, num_nodes)
     if isinstance(edge_index, Graph):
+        if weight is not None and weight.requires_grad:
+            graph = checked(edge_index, sizes)
+            edges = graph._cached("listed", lambda: listed_edges(graph))
+            return gcn_graph_of(edges, num_nodes, weight, improved, loops)
         graph = _given(edge_index, sizes, weight).graph
         return Weighted(graph._cached(f"{key}", lambda: graph.gcn_norm(improved, loops)))
     if is_sparse(edge_index):
         return Weighted(remember(edge_index, None, key, lambda: _sparse_gcn(edge_index, sizes, improved, loops)))
     if weight is not None and weight.requires_grad:
-        dtype = weight.dtype
-        edges, value = pyg_gcn_norm(edge_index, weight, num_nodes, improved, loops, "source_to_target", dtype)
-        graph = remember(edge_index, None, ("structure", *key), lambda: _from_edges(edges, sizes, None))
+        graph = remember(edge_index, None, ("structure", *key), lambda: _structure(edge_index, sizes, loops))
+        weight = _one_per_edge(weight, edge_index)
+        value = pyg_gcn_norm(edge_index, weight, num_nodes, improved, loops, "source_to_target", weight.dtype)[1]
         return Weighted(graph, graph.sort_edges(value))
     return Weighted(
-        remember(edge_index, weight, key, lambda: _from_edges(edge_index, sizes, weight).gcn_norm(improved, loops))
+        remember(edge_index, weight, key, lambda: from_edges(edge_index, sizes, weight).gcn_norm(improved, loops))
     )
 
 
-def _from_edges(edge_index: Tensor, sizes: Sizes, weight: Tensor | None) -> Graph:
+def from_edges(edge_index: Tensor, sizes: Sizes, weight: Tensor | None) -> Graph:
+    """`Graph.from_edge_index` whose error tells of `x`, which gave the sizes."""
     weight = None if weight is None else weight.detach().reshape(-1)
-    return Graph.from_edge_index(edge_index, sizes, weight)
+    try:
+        return Graph.from_edge_index(edge_index, sizes, weight)
+    except IndexError as error:
+        rows = " and ".join(str(count) for count in dict.fromkeys(sizes))
+        raise IndexError(f"`x` must have one row per node of `edge_index` (got {rows} rows): {error}") from None
+
+
+def listed_edges(graph: Graph) -> Tensor:
+    """[2, nnz] in the order of the list that the graph was built from, CSR order if there was none."""
+    edges = graph.edge_index
+    return edges if graph.perm is None else graph.unsort_edges(edges.t().contiguous()).t()
+
+
+def _structure(edge_index: Tensor, sizes: Sizes, loops: bool) -> Graph:
+    """The graph that PyG's `gcn_norm` gives weights to."""
+    plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+    graph = from_edges(plain, sizes, None)
+    return from_edges(add_remaining_self_loops(plain, num_nodes=sizes[0])[0], sizes, None) if loops else graph
+
+
+def _one_per_edge(weight: Tensor, edge_index: Tensor) -> Tensor:
+    if weight.numel() != edge_index.size(1):
+        raise ValueError(
+            f"`edge_weight` must have one number for each of the {edge_index.size(1)} edges "
+            f"(got the shape {tuple(weight.shape)})"
+        )
+    return weight.reshape(-1)
 
 
 def _given(graph: Graph, sizes: Sizes, weight: Tensor | None) -> Weighted:
-    _checked(graph, sizes)
+    checked(graph, sizes)
     if weight is None:
         return Weighted(graph)
     if weight.requires_grad:
@@ -118,7 +157,7 @@ def _given(graph: Graph, sizes: Sizes, weight: Tensor | None) -> Weighted:
 
 def _sparse_gcn(matrix: Tensor, sizes: Sizes, improved: bool, loops: bool) -> Graph:
     """As PyG does for sparse matrices: a loop is added to every node, beside one that may be there."""
-    graph = _checked(Graph.from_torch_sparse(matrix), sizes)
+    graph = checked(Graph.from_torch_sparse(matrix), sizes)
     if not loops:
         return graph.gcn_norm(add_self_loops=False)
     nodes = torch.arange(graph.num_nodes)
@@ -128,7 +167,8 @@ def _sparse_gcn(matrix: Tensor, sizes: Sizes, improved: bool, loops: bool) -> Gr
     return Graph.from_edge_index(edges, sizes, weight).gcn_norm(add_self_loops=False)
 
 
-def _checked(graph: Graph, sizes: Sizes) -> Graph:
+def checked(graph: Graph, sizes: Sizes) -> Graph:
+    """The graph, if it has (num_src, num_dst) nodes."""
     if (graph.num_src, graph.num_dst) != sizes:
         raise ValueError(
             f"`edge_index` must be a graph of {sizes[0]} source and {sizes[1]} destination nodes, as many as `x` has "

@@ -43,18 +43,20 @@ def act_of(module: nn.Module | None) -> Act | None:
     if module is None or type(module) is nn.Identity:
         return Act("identity")
     if isinstance(module, nn.ReLU):
-        return Act("relu")
+        return Act("relu") if rules.plainly(module, nn.ReLU) else None
     if isinstance(module, nn.LeakyReLU):
-        return Act("leaky_relu", module.negative_slope)
+        return Act("leaky_relu", module.negative_slope) if rules.plainly(module, nn.LeakyReLU) else None
     if isinstance(module, nn.ELU):
-        return Act("elu", module.alpha)
-    return Act("gelu") if isinstance(module, nn.GELU) and module.approximate == "none" else None
+        return Act("elu", module.alpha) if rules.plainly(module, nn.ELU) else None
+    return Act("gelu") if rules.plainly(module, nn.GELU) and module.approximate == "none" else None
 
 
 def norm_of(module: nn.Module | None, x: Tensor) -> Norm | None:
     """The normalisation that a module would apply to x, None if it is none that fused ops know."""
     if module is None or type(module) is nn.Identity:
         return Norm(Over.NOTHING, 0.0, None, None)
+    if not rules.plainly(module, pyg.BatchNorm, nn.BatchNorm1d, nn.LayerNorm, pyg.LayerNorm):
+        return None
     if isinstance(module, pyg.BatchNorm):
         return norm_of(module.module, x)
     if isinstance(module, nn.BatchNorm1d) and x.size(1) == module.num_features:
@@ -74,17 +76,17 @@ def run(
     norm: nn.Module | None = None,
     act: nn.Module | None = None,
     drop: nn.Dropout | float = 0.0,
-    batch: tuple[Tensor | None, int | None] = (None, None),
+    batch: tuple[Tensor | None, int | None] | None = None,
 ) -> Tensor:
     """drop(act(norm(x))), fused where that is possible and pays.
 
-    `drop` is a module, or a probability that holds now; `batch` tells PyG's norms which rows are one graph.
+    `drop` is a module, or a probability that holds now; `batch` is passed to norms that ask which rows are one graph.
     """
-    fused = _fused(x, norm, act, drop) if batch[0] is None else None
+    fused = _fused(x, norm, act, drop) if batch is None or batch[0] is None else None
     if fused is not None:
         return fused
     if norm is not None:
-        x = norm(x, *batch) if _takes_batch(norm) else norm(x)
+        x = norm(x) if batch is None else norm(x, *batch)
     x = x if act is None else act(x)
     return drop(x) if isinstance(drop, nn.Module) else dropout(x, drop)
 
@@ -96,15 +98,15 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return nn.functional.dropout(x, p) if p > 0 else x
 
 
-def _takes_batch(norm: nn.Module) -> bool:
-    return isinstance(norm, (pyg.LayerNorm, pyg.InstanceNorm, pyg.GraphNorm, pyg.GraphSizeNorm, pyg.PairNorm))
-
-
 def _fused(x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dropout | float) -> Tensor | None:
-    module = drop if isinstance(drop, nn.Dropout) else None
-    p = drop if isinstance(drop, (int, float)) else drop.p if drop.training else 0.0
-    if not rules.dense(x) or rules.hooked(norm, act, module, getattr(norm, "module", None)):
+    if not rules.dense(x) or rules.hooked(norm, act, drop, getattr(norm, "module", None)):
         return None
+    if isinstance(drop, nn.Module) and not rules.plainly(drop, nn.Dropout):
+        return None
+    first = next((m for m in (norm, act, drop) if m is not None and type(m) is not nn.Identity), None)
+    if getattr(first, "inplace", False):  # the caller may count on its x being changed
+        return None
+    p = drop if isinstance(drop, (int, float)) else drop.p if drop.training else 0.0
     known_norm, known_act = norm_of(norm, x), act_of(act)
     if known_norm is None or known_act is None:
         return None
@@ -130,7 +132,7 @@ def apply(x: Tensor, norm: Norm, act: Act, p: float, module: nn.Module | None = 
 @torch.no_grad()
 def follow(norm: _BatchNorm, mean: Tensor, var: Tensor, rows: int) -> None:
     """Move the running statistics towards this batch's, as torch does: by `momentum`, or to the mean of all batches."""
-    if norm.running_mean is None or norm.running_var is None:
+    if norm.running_mean is None or norm.running_var is None or not norm.track_running_stats:
         return
     momentum = norm.momentum
     if norm.num_batches_tracked is not None:

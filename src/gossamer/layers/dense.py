@@ -21,8 +21,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None =
 
 
 def is_plain(module: Any) -> bool:
-    """Whether a linear module is only its weight and bias: nobody listens to it, and it does not wait for an input."""
-    return not rules.hooked(module) and not is_uninitialized_parameter(module.weight)
+    """Whether a module is only a weight and a bias: nobody listens to it, and it does not wait for its first input."""
+    known = rules.plainly(module, nn.Linear, pyg.Linear)
+    return known and not rules.hooked(module) and not is_uninitialized_parameter(module.weight)
 
 
 def apply_linear(module: Any, x: Tensor, bias: Tensor | None = None, rows: Tensor | None = None) -> Tensor:

@@ -20,23 +20,24 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from .. import ops
 from ..graph import Graph
 from . import rules
-from .adjacency import Sizes, graph_of, is_sparse, remember
-from .dense import apply_linear
-from .sage import sizes_of
+from .adjacency import Sizes, checked, from_edges, graph_of, is_sparse, listed_edges, remember
+from .border import by_pyg, keep_templates, sizes_of
+from .dense import apply_linear, is_plain, linear
 
 
 @torch.compiler.disable
 def looped_graph(edge_index: Any, sizes: Sizes) -> Graph:
     """The graph with one loop for each node that is both source and destination."""
     if isinstance(edge_index, Graph):
-        return edge_index._cached(f"looped {sizes}", lambda: _looped(edge_index.edge_index, sizes))
+        checked(edge_index, sizes)
+        return edge_index._cached("looped", lambda: _looped(listed_edges(edge_index), sizes))
     return remember(edge_index, None, ("looped", sizes), lambda: _looped(edge_index, sizes))
 
 
 def _looped(edge_index: Tensor, sizes: Sizes) -> Graph:
     plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
     edges, _ = add_self_loops(remove_self_loops(plain)[0], num_nodes=min(sizes))
-    return Graph.from_edge_index(edges, sizes)
+    return from_edges(edges, sizes, None)
 
 
 def attention_graph(
@@ -54,19 +55,14 @@ def attention_graph(
     return graph, None if edge_attr is None else graph.sort_edges(edge_attr)
 
 
-def listed_edges(graph: Graph) -> Tensor:
-    """[2, nnz] in the order of the list that the graph was built from, CSR order if there was none."""
-    edges = graph.edge_index
-    return edges if graph.perm is None else graph.unsort_edges(edges.t().contiguous()).t()
+def head_dots(h: Tensor, *atts: Tensor) -> tuple[Tensor, ...]:
+    """<h_n, att> per head and att: [nodes, heads * width] with [1, heads, width] to [nodes, heads] each.
 
-
-def head_dot(h: Tensor, att: Tensor) -> Tensor:
-    """<h_n, att> per head: [nodes, heads * width] with [1, heads, width] to [nodes, heads], as one narrow product."""
-    heads, width = att.shape[1:]
-    spread = att.new_zeros(heads, heads, width)
-    index = torch.arange(heads, device=att.device)
-    spread = spread.index_put((index, index), att[0])  # row k holds att_k at the columns of head k
-    return h @ spread.view(heads, heads * width).t().to(h.dtype)
+    All as one narrow product with rows that hold each head's att at its own columns: h is read once, and backward has
+    one gradient to add to it.
+    """
+    spread = torch.cat([torch.block_diag(*att[0]) for att in atts])  # [heads * len(atts), heads * width]
+    return linear(h, spread, None).split(atts[0].size(1), dim=1)
 
 
 def weighted_rows(module: Any, graph: Graph, h: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,23 +81,25 @@ def finish(module: Any, out: Tensor, x: Tensor | None) -> Tensor:
     return out if added else out + module.bias
 
 
-def is_bare(x: Tensor) -> bool:
+def is_bare(x: Any) -> bool:
     """What the attention kernels take."""
-    return x.dim() == 2 and x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
+    fits = isinstance(x, Tensor) and x.dim() == 2 and x.dtype == torch.float32
+    return fits and not torch.is_autocast_enabled(x.device.type)
 
 
 class GATConv(pyg.GATConv):
+    _set_jittable_templates = keep_templates
+
     def forward(
         self, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None,
         return_attention_weights: bool | None = None,
     ) -> Any:  # fmt: skip
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        if self.explain or not is_bare(x_src) or is_sparse(edge_index):
+        if not is_bare(x_src) or is_sparse(edge_index) or by_pyg(self, x_src, edge_index):
             return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
         h_src, h_dst = self._projected(x_src, x_dst)
         graph, attr = attention_graph(self, edge_index, sizes_of(x_src, x_dst, size), edge_attr)
-        a_dst = None if h_dst is None else head_dot(h_dst, self.att_dst)
-        terms = (head_dot(h_src, self.att_src), a_dst, self._edge_term(attr))
+        terms = (*self._node_terms(h_src, h_dst), self._edge_term(attr))
         out, p = weighted_rows(self, graph, h_src, ops.gat_attention(graph, *terms, self.negative_slope))
         out = finish(self, out, x_dst)
         return (out, (listed_edges(graph), graph.unsort_edges(p))) if return_attention_weights else out
@@ -113,21 +111,32 @@ class GATConv(pyg.GATConv):
         h_dst = None if x_dst is None else apply_linear(self.lin_dst, x_dst)
         return apply_linear(self.lin_src, x_src), h_dst
 
+    def _node_terms(self, h_src: Tensor, h_dst: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if h_dst is h_src:
+            a_src, a_dst = head_dots(h_src, self.att_src, self.att_dst)
+            return a_src, a_dst
+        return head_dots(h_src, self.att_src)[0], None if h_dst is None else head_dots(h_dst, self.att_dst)[0]
+
     def _edge_term(self, edge_attr: Tensor | None) -> Tensor | None:
         """<W_e attr_e, a_edge> per head, as attr_e times the product of the two."""
         if edge_attr is None or self.lin_edge is None:
             return None
         attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
-        weight = head_dot(self.lin_edge.weight.t(), self.att_edge)  # [edge_dim, heads]
+        if not is_plain(self.lin_edge):
+            return head_dots(self.lin_edge(attr), self.att_edge)[0]
+        (weight,) = head_dots(self.lin_edge.weight.t(), self.att_edge)  # [edge_dim, heads]
         return attr @ weight
 
 
 class GATv2Conv(pyg.GATv2Conv):
+    _set_jittable_templates = keep_templates
+
     def forward(
         self, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: bool | None = None
     ) -> Any:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        if self.explain or edge_attr is not None or x_dst is None or not is_bare(x_src) or is_sparse(edge_index):
+        plain = edge_attr is None and x_dst is not None and is_bare(x_src) and not is_sparse(edge_index)
+        if not plain or by_pyg(self, x_src, edge_index):
             return super().forward(x, edge_index, edge_attr, return_attention_weights)
         h_src = apply_linear(self.lin_l, x_src)
         shared = self.share_weights and x_dst is x_src

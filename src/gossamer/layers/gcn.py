@@ -14,16 +14,20 @@ from torch_geometric import nn as pyg
 
 from .. import ops
 from .adjacency import Weighted, gcn_graph_of, graph_of
-from .dense import apply_linear
+from .border import by_pyg, keep_templates
+from .dense import apply_linear, is_plain
 from .order import aggregate_first
 
 
 class GCNConv(pyg.GCNConv):
+    _set_jittable_templates = keep_templates
+
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-        if isinstance(x, (tuple, list)) or x.dim() != 2 or self.explain:
+        if by_pyg(self, x, edge_index):
             return super().forward(x, edge_index, edge_weight)
         graph, value = self._graph(x, edge_index, edge_weight)
-        if aggregate_first(x, x.size(1), self.out_channels):
+        linear = is_plain(self.lin) and self.lin.bias is None  # A (X W) = (A X) W holds for nothing else
+        if linear and aggregate_first(x, x.size(1), self.out_channels):
             return apply_linear(self.lin, ops.spmm(graph, x, value), self.bias)
         return ops.spmm(graph, apply_linear(self.lin, x), value, bias=self.bias)
 

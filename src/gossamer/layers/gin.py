@@ -14,13 +14,15 @@ from torch_geometric import nn as pyg
 
 from .. import ops
 from .adjacency import graph_of
-from .sage import REDUCE, sizes_of
+from .border import REDUCE, by_pyg, keep_templates, sizes_of
 
 
 class GINConv(pyg.GINConv):
+    _set_jittable_templates = keep_templates
+
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        if x_src.dim() != 2 or self.explain:
+        if by_pyg(self, x_src, edge_index):
             return super().forward(x, edge_index, size)
         graph, value = graph_of(edge_index, sizes_of(x_src, x_dst, size))
         reduce = REDUCE[self.aggr]

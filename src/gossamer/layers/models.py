@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
-from . import chain
+from . import chain, rules
 
 
 class _Stacked:
@@ -32,16 +32,18 @@ class _Stacked:
             given["edge_weight"] = edge_weight
         if model.supports_edge_attr:
             given["edge_attr"] = edge_attr
+        grouped = (batch, batch_size) if model.supports_norm_batch else None
         hidden = []
         for k, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
             x = conv(x, edge_index, **given)
             if k == model.num_layers - 1 and model.jk_mode is None:
                 break
             if model.act is not None and model.act_first:
-                x = chain.run(chain.run(x, act=model.act), norm, None, model.dropout, (batch, batch_size))
+                x = chain.run(chain.run(x, act=model.act), norm, None, model.dropout, grouped)
             else:
-                x = chain.run(x, norm, model.act, model.dropout, (batch, batch_size))
-            hidden.append(x)
+                x = chain.run(x, norm, model.act, model.dropout, grouped)
+            if hasattr(model, "jk"):
+                hidden.append(x)
         x = model.jk(hidden) if hasattr(model, "jk") else x
         return model.lin(x) if hasattr(model, "lin") else x
 
@@ -67,13 +69,14 @@ class MLP(pyg.MLP):
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None, return_emb: Any = None
     ) -> Any:
         drops = self.dropout if self.training else [0.0] * len(self.dropout)
+        grouped = (batch, batch_size) if self.supports_norm_batch else None
         emb = None
         for lin, norm, p in zip(self.lins, self.norms, drops, strict=False):  # a plain last layer has no norm
             x = lin(x)
             if self.act is not None and self.act_first:
-                x = chain.run(chain.run(x, act=self.act), norm, None, p, (batch, batch_size))
+                x = chain.run(chain.run(x, act=self.act), norm, None, p, grouped)
             else:
-                x = chain.run(x, norm, self.act, p, (batch, batch_size))
+                x = chain.run(x, norm, self.act, p, grouped)
             emb = x if return_emb is True else None
         if self.plain_last:
             x = chain.dropout(self.lins[-1](x), drops[-1])
@@ -109,8 +112,8 @@ def _leading_chain(modules: Iterable[nn.Module]) -> list[int]:
 
 
 def _kind(module: nn.Module) -> int | None:
-    if isinstance(module, (nn.BatchNorm1d, nn.LayerNorm, pyg.BatchNorm, pyg.LayerNorm)):
+    if rules.plainly(module, nn.BatchNorm1d, nn.LayerNorm, pyg.BatchNorm, pyg.LayerNorm):
         return 0
     if type(module) is not nn.Identity and chain.act_of(module) is not None:
         return 1
-    return 2 if isinstance(module, nn.Dropout) else None
+    return 2 if rules.plainly(module, nn.Dropout) else None

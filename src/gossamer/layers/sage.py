@@ -9,27 +9,17 @@ for backward. The root's product is added while the sum of a row is still in reg
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric import nn as pyg
 
 from .. import ops
-from .adjacency import Sizes, Weighted, graph_of
+from .adjacency import Weighted, graph_of
+from .border import REDUCE, Reduce, by_pyg, keep_templates, sizes_of
 from .dense import apply_linear, is_plain, linear
 from .order import aggregate_first
-
-Reduce = Literal["sum", "mean", "max"]
-REDUCE: dict[str, Reduce] = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max"}
-"""PyG's names of aggregations, and ours."""
-
-
-def sizes_of(x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Sizes:
-    """(num_src, num_dst), as PyG finds them: from the rows, else from `size`, else as many as sources."""
-    if x_dst is not None:
-        return x_src.size(0), x_dst.size(0)
-    return x_src.size(0), size[1] if size is not None and size[1] is not None else x_src.size(0)
 
 
 def neighbours_and_root(
@@ -44,9 +34,11 @@ def neighbours_and_root(
 
 
 class SAGEConv(pyg.SAGEConv):
+    _set_jittable_templates = keep_templates
+
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        if x_src.dim() != 2 or self.explain:
+        if by_pyg(self, x_src, edge_index):
             return super().forward(x, edge_index, size)
         if self.project:
             x_src = functional.relu(self.lin(x_src))
@@ -57,9 +49,11 @@ class SAGEConv(pyg.SAGEConv):
 
 
 class GraphConv(pyg.GraphConv):
+    _set_jittable_templates = keep_templates
+
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Tensor:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        if x_src.dim() != 2 or self.explain:
+        if by_pyg(self, x_src, edge_index):
             return super().forward(x, edge_index, edge_weight, size)
         graph = graph_of(edge_index, sizes_of(x_src, x_dst, size), edge_weight)
         return neighbours_and_root(graph, REDUCE[self.aggr], (x_src, x_dst), self.lin_rel, self.lin_root)

@@ -1,0 +1,112 @@
+"""Recipes: printable, comparable values that go to JSON and back; errors that name what was meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+import gossamer as gs
+from gossamer.recipe import PLACES, Recipe, UnknownRecipe, recipe_of
+
+
+def test_a_recipe_is_a_value():
+    assert gs.Recipe() == gs.Recipe(compute=gs.Float32(), activations=gs.Keep(), backward=gs.Exact(), training=None)
+    assert hash(gs.Recipe()) == hash(gs.Recipe())
+    assert repr(gs.Recipe()) == "Recipe()"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        gs.Recipe().compute = gs.Float32()
+
+
+def test_every_place_takes_what_it_lists():
+    for place, offered in PLACES.items():
+        for setting in offered.values():
+            assert getattr(gs.Recipe(**{place: setting()}), place) == setting()
+
+
+@pytest.mark.parametrize(
+    "place,setting,message",
+    [
+        ("compute", gs.Keep(), r"`compute` must be gs.Float32\(\).*got Keep\(\)\); it belongs to `activations`"),
+        ("activations", gs.Exact(), r"`activations` must be gs.Keep\(\).*it belongs to `backward`"),
+        ("backward", gs.Float32(), r"`backward` must be gs.Exact\(\).*it belongs to `compute`"),
+        ("training", gs.Keep(), r"`training` must be .*None.*it belongs to `activations`"),
+        ("compute", None, r"`compute` must be gs.Float32\(\).*got None"),
+        ("compute", "float32", r"`compute` must be gs.Float32\(\).*got 'float32'"),
+        ("activations", gs.Keep, r"`activations` must be gs.Keep\(\).*got <class"),
+        ("training", 8, r"`training` must be .*None.*got 8"),
+    ],
+)
+def test_a_setting_in_the_wrong_place(place, setting, message):
+    with pytest.raises(ValueError, match=message):
+        gs.Recipe(**{place: setting})
+
+
+# JSON -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", gs.recipes)
+def test_json_and_back(name):
+    recipe = gs.recipes[name]
+    text = recipe.to_json()
+    assert "\n" not in text and json.loads(text).keys() == PLACES.keys()
+    assert Recipe.from_json(text) == recipe
+
+
+def test_places_left_out_of_json_are_the_usual():
+    assert Recipe.from_json("{}") == gs.Recipe()
+    assert Recipe.from_json('{"compute": {"name": "Float32"}}') == gs.Recipe()
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("{", r"`text` must be what Recipe.to_json wrote \(got '\{'"),
+        ("[]", r"`text` must be an object with the places compute, activations, backward, training \(got '\[\]'\)"),
+        ('{"speed": 1}', "`text` must be an object with the places compute"),
+        ('{"compute": {"name": "Int3"}}', "`compute` must name one of .*Float32.*got .*Int3"),
+        ('{"compute": {}}', "`compute` must name one of .*Float32"),
+        ('{"compute": 3}', "`compute` must name one of .*Float32.*got 3"),
+        ('{"compute": {"name": ["Float32"]}}', "`compute` must name one of .*Float32"),
+        ('{"compute": {"name": "Keep"}}', "`compute` must name one of .*Float32.*Keep"),
+        ('{"compute": {"name": "Float32", "bits": 3}}', r"`compute`: Float32 has the settings none \(got bits\)"),
+        ('{"compute": null}', r"`compute` must be gs.Float32\(\).*got None"),
+    ],
+)
+def test_json_that_is_no_recipe(text, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.from_json(text)
+
+
+# Names ----------------------------------------------------------------------------------------------------------
+
+
+def test_names():
+    assert gs.recipes["float32"] == gs.Recipe()
+    assert "float32" in gs.recipes and "float31" not in gs.recipes
+    assert len(gs.recipes) == len(list(gs.recipes)) >= 1
+    assert "float32: Recipe()" in repr(gs.recipes)
+    assert recipe_of("float32") is gs.recipes["float32"]
+    own = gs.Recipe()
+    assert recipe_of(own) is own
+
+
+@pytest.mark.parametrize("name", ["float23", "Float32", "FLOAT 32"])
+def test_an_unknown_name_suggests_the_nearest(name):
+    with pytest.raises(
+        UnknownRecipe, match=rf"there is no recipe '{name}'\. Did you mean 'float32'\? Recipes: .*float32"
+    ):
+        recipe_of(name)
+
+
+def test_an_unknown_name_that_resembles_nothing():
+    with pytest.raises(UnknownRecipe, match=r"there is no recipe 'zzz'\. Recipes: ") as error:
+        gs.recipes["zzz"]
+    assert "Did you mean" not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [None, 3, gs.Float32()])
+def test_what_is_neither_a_recipe_nor_a_name(bad):
+    with pytest.raises(TypeError, match=rf"`recipe` must be a gs.Recipe or one of .*float32.*got {type(bad).__name__}"):
+        recipe_of(bad)
