@@ -1,4 +1,4 @@
-# make test, make bench: each sets up all it needs in .venv, then does its job. A second run starts at once.
+# make compare, make test: each sets up all it needs in .venv, then does its job. A second run starts at once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,13 +6,20 @@ PIP := $(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt
 NATIVE := $(wildcard csrc/*) $(wildcard csrc/targets/*)
 CPP := $(filter %.h %.cpp,$(NATIVE))
 
-.PHONY: test bench readme lint format sanitize wheel clean
+DATASET ?= digits
+
+.PHONY: compare test bench readme lint format sanitize wheel clean
+
+# The main job. What compare/$(DATASET) has already is shown again; remove that folder to measure anew.
+compare: $(VENV)/installed
+	$(BIN)/gossamer compare $(DATASET) --out compare/$(DATASET) --resume
 
 test: $(VENV)/installed lint
 	$(BIN)/pytest
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/ops.py
+	$(BIN)/python benchmarks/train.py
 
 readme: $(VENV)/installed
 	$(BIN)/python benchmarks/tables.py

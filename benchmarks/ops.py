@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import layer_op_cases
 import op_cases
 import tables
 import torch
@@ -17,6 +18,8 @@ from harness import RESULTS, best_times, machine, require_green, write_json
 from rich.progress import Progress
 
 import gossamer as gs
+
+CASES = [*op_cases.CASES, *layer_op_cases.CASES]
 
 
 def bench_graph(name: str) -> tuple[gs.Graph, torch.Tensor, int]:
@@ -33,7 +36,7 @@ def bench_graph(name: str) -> tuple[gs.Graph, torch.Tensor, int]:
 def run(graph_name: str, columns: int, repeat: int, only: set[str]) -> dict[str, object]:
     graph, edge_index, num_nodes = bench_graph(graph_name)
     bench = op_cases.Bench(graph, edge_index, num_nodes, columns)
-    cases = [make for make in op_cases.CASES if not only or make.__name__ in only]
+    cases = [make for make in CASES if not only or make.__name__ in only]
     results = []
     with Progress() as progress:
         task = progress.add_task(f"{graph_name}, {columns} columns", total=len(cases))
@@ -56,9 +59,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/ops-GRAPH.json")
     args = parser.parse_args()
     only = {name for name in args.only.split(",") if name}
-    unknown = only - {make.__name__ for make in op_cases.CASES}
+    unknown = only - {make.__name__ for make in CASES}
     if unknown:
-        parser.error(f"--only names no case: {sorted(unknown)}; cases: {[m.__name__ for m in op_cases.CASES]}")
+        parser.error(f"--only names no case: {sorted(unknown)}; cases: {[m.__name__ for m in CASES]}")
     require_green(["ops", "test_graph.py", "test_memory.py"])
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Tables and plots from results/*.json; `python benchmarks/tables.py` writes the README's tables anew."""
+"""Tables and plots from results/*.json; `python benchmarks/tables.py` writes those of the README and docs anew."""
 
 from __future__ import annotations
 
@@ -12,11 +12,53 @@ from harness import RESULTS, ROOT
 
 def describe(content: dict[str, Any]) -> str:
     m, g = content["machine"], content["graph"]
+    how = f", {content['columns']} columns; best of {content['repeat']}" if "columns" in content else ""
+    how = how or f"; best of {content['epochs']} epochs"
     return (
         f"{m['cpu']}, {m['threads']} threads, {m['isa']}; torch {m['torch']}, PyG {m['torch_geometric']}; graph "
-        f"`{g['name']}` with {g['nodes']:,} nodes and {g['edges']:,} edges, {content['columns']} columns; best of "
-        f"{content['repeat']}; commit {m['commit']}."
+        f"`{g['name']}` with {g['nodes']:,} nodes and {g['edges']:,} edges{how}; commit {m['commit']}."
     )
+
+
+def table(name: str, content: dict[str, Any]) -> str:
+    """The table of results/NAME.json with what it was measured on."""
+    rows = train_table(content) if name.startswith("train-") else ops_table(content)
+    return f"{rows}\n\n{describe(content)}"
+
+
+BASELINES = {"pyg-edge-index": "PyG `edge_index`", "pyg-csr": "PyG CSR"}
+
+
+def train_table(content: dict[str, Any]) -> str:
+    """One row per model and variant: time and peak, and how they compare with what PyG users have."""
+    lines = [
+        "| model | variant | s / epoch | times faster than | peak MB | times smaller than | kept MB |",
+        "| --- | --- | ---: | --- | ---: | --- | ---: |",
+    ]
+    for row in content["results"]:
+        measured = row["variants"]
+        for k, (name, one) in enumerate(measured.items()):
+            ours = name not in BASELINES
+            cells = [row["model"] if k == 0 else "", f"**{name}**" if ours else BASELINES[name], seconds_of(one)]
+            for key in ("seconds", "peak_bytes"):
+                ratios = [f"{BASELINES[b]} **{ratio(measured[b], one, key)}**" for b in BASELINES if b in measured]
+                cells += [", ".join(ratios) if ours else ""] + (
+                    [megabytes(one["peak_bytes"])] if key == "seconds" else []
+                )
+            lines.append(f"| {' | '.join([*cells, megabytes(one['kept_bytes'])])} |")
+    return "\n".join(lines)
+
+
+def seconds_of(one: dict[str, Any]) -> str:
+    return f"{one['seconds']:.2f}" if one["seconds"] >= 0.1 else f"{one['seconds']:.4f}"
+
+
+def ratio(baseline: dict[str, Any], one: dict[str, Any], key: str) -> str:
+    return f"{baseline[key] / one[key]:.1f}x"
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 10e6 else f"{count / 1e6:.1f}"
 
 
 def ops_table(content: dict[str, Any]) -> str:
@@ -64,19 +106,56 @@ def ops_plot(content: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def update_readme() -> None:
+def train_plot(content: dict[str, Any], path: Path) -> None:
+    """Bars: seconds per epoch and peak memory of every model; PyG grey, ours blue with the ratio to the better PyG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = content["results"][::-1]
+    figure, panels = plt.subplots(1, 2, figsize=(11, 0.8 * len(rows) + 1.2), sharey=True)
+    shades = {"pyg-edge-index": "#bdbdbd", "pyg-csr": "#737373"}
+    for axes, key, title in zip(
+        panels, ("seconds", "peak_bytes"), ("seconds per epoch", "peak memory, GB"), strict=True
+    ):
+        for k, row in enumerate(rows):
+            best = min(row["variants"][name][key] for name in shades if name in row["variants"])
+            for j, (name, one) in enumerate(row["variants"].items()):
+                value = one[key] / (1e9 if key == "peak_bytes" else 1)
+                at = k + 0.26 - 0.26 * j
+                label = BASELINES.get(name, name).replace("`", "")
+                axes.barh(at, value, 0.24, color=shades.get(name, "#08519c"), label=label if k == 0 else None)
+                if name not in shades:
+                    note = f" {best / one[key]:.1f}x"
+                    axes.text(value, at, note, va="center", fontsize=8, color="#08519c", fontweight="bold")
+        axes.set_xlabel(title)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(rows)), [row["model"] for row in rows], fontsize=9)
+    panels[1].legend(fontsize=8, frameon=False, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def pages() -> list[Path]:
+    """The pages that hold tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def update_pages() -> None:
     """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->` by the table of results/NAME.json."""
-    readme = ROOT / "README.md"
-    text = readme.read_text()
 
     def fill(match: re.Match[str]) -> str:
         content = json.loads((RESULTS / f"{match[1]}.json").read_text())
-        return f"<!-- table: {match[1]} -->\n{ops_table(content)}\n\n{describe(content)}\n<!-- end -->"
+        return f"<!-- table: {match[1]} -->\n{table(match[1], content)}\n<!-- end -->"
 
-    readme.write_text(re.sub(r"<!-- table: ([\w-]+) -->.*?<!-- end -->", fill, text, flags=re.DOTALL))
+    for page in pages():
+        page.write_text(re.sub(r"<!-- table: ([\w-]+) -->.*?<!-- end -->", fill, page.read_text(), flags=re.DOTALL))
 
 
 if __name__ == "__main__":
-    update_readme()
-    for results in RESULTS.glob("ops-*.json"):
-        ops_plot(json.loads(results.read_text()), results.with_suffix(".png"))
+    update_pages()
+    for plot, pattern in ((ops_plot, "ops-*.json"), (train_plot, "train-*.json")):
+        for results in RESULTS.glob(pattern):
+            plot(json.loads(results.read_text()), results.with_suffix(".png"))
