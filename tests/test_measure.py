@@ -15,8 +15,8 @@ from torch import nn
 
 import gossamer as gs
 from gossamer import measure
-from gossamer.measuring import fresh_process, peak_memory
 from gossamer.datasets.pyg_data import make_data
+from gossamer.measuring import fresh_process, peak_memory
 
 MB = 2**20
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gossamer.measuring import fresh_process
 from gossamer.cli import app
 from gossamer.cli.compare import names
 from gossamer.comparing.worker import Job
+from gossamer.measuring import fresh_process
 
 QUICK = ("--epochs", "2", "--seeds", "1", "--width", "8")
 

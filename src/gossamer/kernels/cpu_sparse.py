@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import memory
 from ..ops import _checks
 from ..ops._library import OPS
-from ..ops.spmm import heads_of
+from ..ops._sum_checks import heads_of
 from ..ops.spmm_max import NOT_A_WINNER, winner_dtype
 from . import native, num_threads
 from ._arguments import F32, as_float, at

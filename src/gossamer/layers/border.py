@@ -36,6 +36,8 @@ def by_pyg(conv: Any, x: Any, edge_index: Any) -> bool:
     """
     if isinstance(edge_index, Graph):
         return False
+    if hasattr(edge_index, "to_torch_sparse_csr_tensor"):  # torch_sparse's SparseTensor
+        return True
     if not isinstance(x, Tensor) or x.dim() != 2 or x.layout != torch.strided:
         return True
     return bool(conv.explain) or overheard(conv) or rules.transformed() or not _has_kernels(conv, x)

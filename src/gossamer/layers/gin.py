@@ -2,7 +2,8 @@
 
     X' = nn((A + (1 + eps) I) X)
 
-The node's own row is added while the sum of its neighbours is in registers. A fixed adjacency keeps nothing.
+The node's own row is added while the sum of its neighbours is in registers. Where nn begins with a product, that may
+come before the sum (order.py): nn(M X) with M = A + (1 + eps) I begins with (M X) W^T + b = M (X W^T) + b.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 
 from .. import ops
-from .adjacency import graph_of
+from .adjacency import Weighted, graph_of
 from .border import REDUCE, by_pyg, keep_templates, sizes_of
+from .dense import linear
+from .models import leading_linear
+from .order import aggregate_first
 
 
 class GINConv(pyg.GINConv):
@@ -24,10 +28,19 @@ class GINConv(pyg.GINConv):
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         if by_pyg(self, x_src, edge_index):
             return super().forward(x, edge_index, size)
-        graph, value = graph_of(edge_index, sizes_of(x_src, x_dst, size))
+        weighted = graph_of(edge_index, sizes_of(x_src, x_dst, size))
+        first = leading_linear(self.nn) if x_dst is x_src and self.aggr != "max" else None
+        if first is None or aggregate_first(x_src, x_src.size(1), first.weight.size(0)):
+            return self.nn(self._summed(weighted, x_src, x_dst))
+        h = linear(x_src, first.weight, None)
+        return self.nn.after_first(self._summed(weighted, h, h, first.bias))
+
+    def _summed(self, weighted: Weighted, x_src: Tensor, x_dst: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        """The sum over neighbours, plus 1 + eps times the node's own row, plus a bias."""
+        graph, value = weighted
         reduce = REDUCE[self.aggr]
         if x_dst is None:
-            return self.nn(ops.spmm(graph, x_src, value, reduce))
+            return ops.spmm(graph, x_src, value, reduce, bias=bias)
         if x_dst is x_src and not self.eps.requires_grad:
-            return self.nn(ops.spmm(graph, x_src, value, reduce, root=1.0 + float(self.eps)))
-        return self.nn(ops.spmm(graph, x_src, value, reduce, rows=(1 + self.eps) * x_dst))
+            return ops.spmm(graph, x_src, value, reduce, bias=bias, root=1.0 + float(self.eps))
+        return ops.spmm(graph, x_src, value, reduce, bias=bias, rows=(1 + self.eps) * x_dst)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 from . import chain, rules
+from .dense import is_plain
 
 
 class _Stacked:
@@ -68,18 +69,24 @@ class MLP(pyg.MLP):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None, return_emb: Any = None
     ) -> Any:
+        return self.after_first(self.lins[0](x), batch, batch_size, return_emb)
+
+    def after_first(
+        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None, return_emb: Any = None
+    ) -> Any:
+        """What follows the first product."""
         drops = self.dropout if self.training else [0.0] * len(self.dropout)
         grouped = (batch, batch_size) if self.supports_norm_batch else None
         emb = None
-        for lin, norm, p in zip(self.lins, self.norms, drops, strict=False):  # a plain last layer has no norm
-            x = lin(x)
+        for k, (lin, norm, p) in enumerate(zip(self.lins, self.norms, drops, strict=False)):  # a plain last has no norm
+            x = x if k == 0 else lin(x)
             if self.act is not None and self.act_first:
                 x = chain.run(chain.run(x, act=self.act), norm, None, p, grouped)
             else:
                 x = chain.run(x, norm, self.act, p, grouped)
             emb = x if return_emb is True else None
         if self.plain_last:
-            x = chain.dropout(self.lins[-1](x), drops[-1])
+            x = chain.dropout(x if len(self.lins) == 1 else self.lins[-1](x), drops[-1])
         return (x, emb) if isinstance(return_emb, bool) else x
 
 
@@ -87,7 +94,13 @@ class Sequential(nn.Sequential):
     """One module after the other; a run of norm, activation, dropout (each may be missing) at once."""
 
     def forward(self, x: Any) -> Any:
-        modules = list(self)
+        return self._through(list(self), x)
+
+    def after_first(self, x: Any) -> Any:
+        """What follows the first module."""
+        return self._through(list(self)[1:], x)
+
+    def _through(self, modules: list[nn.Module], x: Any) -> Any:
         while modules:
             run = _leading_chain(modules) if isinstance(x, Tensor) else []
             if len(run) > 1:
@@ -98,6 +111,14 @@ class Sequential(nn.Sequential):
             else:
                 x, modules = modules[0](x), modules[1:]
         return x
+
+
+def leading_linear(module: nn.Module) -> Any:
+    """The product that an MLP or sequence of ours begins with, if it may be computed apart from `after_first`."""
+    if type(module) not in (MLP, Sequential) or rules.hooked(module):
+        return None
+    first = next(iter(module.lins if isinstance(module, MLP) else module.children()), None)
+    return first if first is not None and is_plain(first) else None
 
 
 def _leading_chain(modules: Iterable[nn.Module]) -> list[int]:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from . import _checks
 from ._library import define
+from ._sum_checks import heads_of
 from .csr import row_of_edge, transpose_csr
 from .gather_rows import gather_rows
-from .spmm import heads_of, spmm_op
+from .spmm import spmm_op
 
 if TYPE_CHECKING:
     from ..graph import Graph

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from . import _checks
 from ._library import define
+from ._sum_checks import check_heads, check_weights, refuse_gradient
 from .csr import transpose_csr
 from .gather_rows import gather_rows
-from .spmm import check_heads, check_weights, refuse_gradient, spmm_op, weighted_sum
+from .spmm import spmm_op, weighted_sum
 
 if TYPE_CHECKING:
     from ..graph import Graph

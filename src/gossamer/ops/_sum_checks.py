@@ -1,0 +1,65 @@
+"""What neighbour sums ask of their weights and of what they add to a row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _checks
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def refuse_gradient(**fixed: Tensor | None) -> None:
+    """Raise for a factor that wants a gradient which this op does not give: leaving it out would be silent."""
+    for name, tensor in fixed.items():
+        if tensor is not None and tensor.requires_grad:
+            raise ValueError(f"`{name}` must not require grad: it has no gradient here. Detach it, or use `value`")
+
+
+def heads_of(value: Tensor | None) -> int:
+    return value.size(1) if value is not None and value.dim() == 2 else 1
+
+
+def check_heads(x: Tensor, value: Tensor | None) -> None:
+    """[nodes, heads, width] needs weights for exactly those heads, or one weight per edge."""
+    if x.dim() == 3 and value is not None and value.dim() == 2 and value.size(1) != x.size(1):
+        raise ValueError(f"`value` must have one column for each of the {x.size(1)} heads of x (got {value.size(1)})")
+
+
+def check_weights(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, scales: tuple[Tensor | None, Tensor | None], x: Tensor
+) -> None:
+    """What `spmm` and `spmm_int8` ask of structure and weights alike."""
+    _checks.csr(rowptr, col, x.size(0))
+    if value is not None:
+        _checks.dtype_of("value", value, (torch.float32, torch.float64))
+        _checks.shape_of(
+            "value",
+            value,
+            (col.numel(), None)[: max(value.dim(), 1)],
+            f"[nnz] or [nnz, heads] with nnz = {col.numel()}",
+        )
+        if heads_of(value) == 0 or x.size(1) % heads_of(value):
+            raise ValueError(
+                f"`value` must have a number of heads that divides the {x.size(1)} columns (got {heads_of(value)})"
+            )
+    for name, scale, count in (("src_scale", scales[0], x.size(0)), ("dst_scale", scales[1], rowptr.numel() - 1)):
+        if scale is not None:
+            _checks.shape_of(name, scale, (count,), f"[{count}], one number per node")
+
+
+def check_ends(num_dst: int, x: Tensor, bias: Tensor | None, root: float, rows: Tensor | None) -> None:
+    """What is added to a row's sum or maximum."""
+    if bias is not None:
+        _checks.dtype_of("bias", bias, (torch.float32, torch.float64))
+        _checks.shape_of("bias", bias, (x.size(1),), f"[{x.size(1)}], one number per column")
+    if rows is not None:
+        _checks.dtype_of("rows", rows, FLOATS)
+        shape = (num_dst, x.size(1))
+        _checks.shape_of("rows", rows, shape, f"{shape}, one row per destination")
+    if root != 0 and x.size(0) != num_dst:
+        raise ValueError(
+            f"`root` needs as many sources as destinations (got {x.size(0)} and {num_dst}); "
+            "add the destinations' rows yourself"
+        )

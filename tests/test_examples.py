@@ -1,0 +1,31 @@
+"""The examples run as they stand, and end as they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples"
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="needs the source tree")
+
+
+def run(name: str) -> str:
+    done = subprocess.run([sys.executable, FOLDER / name], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_model() -> None:
+    text = run("own_model.py")
+    assert "gossamer SAGEConv" in text and "gossamer GATConv" in text
+    found = re.search(r"test accuracy (0\.\d+)", text)
+    assert found is not None and float(found[1]) > 0.8
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in FOLDER.glob("*.py")} == {"own_model.py", "train.py"}  # train.py: test_cli_train.py
