@@ -195,6 +195,7 @@ void define_attention(nb::module_& m) {
 }
 
 void define_norm(nb::module_& m) {
+  m.def("scratch_floats", &scratch_floats);
   def(m, "column_moments",
       [](Address x, Address partial, Address mean, Address var, int64_t rows, int64_t cols, int threads) {
         kernels().column_moments(at<float>(x), at<float>(partial), at<float>(mean), at<float>(var), rows, cols,

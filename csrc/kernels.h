@@ -68,6 +68,13 @@ struct GatTerms {
   const float *src, *dst, *edge;
 };
 
+// Sums over rows are taken in chunks of this many, each with two rows of scratch, padded to whole vectors.
+constexpr int64_t kChunkRows = 256;
+inline int64_t scratch_floats(int64_t rows, int64_t cols) {
+  const int64_t chunks = (rows + kChunkRows - 1) / kChunkRows, padded = (cols + 15) / 16 * 16;
+  return 2 * (chunks > 0 ? chunks : 1) * (padded > 0 ? padded : 16);
+}
+
 struct Kernels {
   const char* name;
   // ops/spmm.py
@@ -93,7 +100,7 @@ struct Kernels {
   void (*gatv2_backward)(Csr, const int64_t* perm, const float* own, const float* other, const float* att, float slope,
                          const float* dlogits, float* partial, float* dx, float* datt, int64_t cols, int64_t heads,
                          int threads);
-  // ops/norm_act.py; `partial` is scratch: 2 * cols rounded up to 16, for each 256 rows
+  // ops/norm_act.py; `partial` is scratch of scratch_floats(rows, cols)
   void (*column_moments)(const float* x, float* partial, float* mean, float* var, int64_t rows, int64_t cols,
                          int threads);
   void (*column_sums)(const float* x, float* partial, float* sums, int64_t rows, int64_t cols, int threads);

@@ -3,7 +3,6 @@
 // found while the row is in the cache. Backward makes z and the mask again from x: nothing but x is kept.
 // Sums over rows are taken in chunks of fixed size, merged in order: they do not depend on the number of threads.
 
-constexpr int64_t kChunkRows = 256;
 constexpr int64_t kBlockRows = 8;  // rows whose sums share one load and store of the accumulators
 
 GOSSAMER_INLINE int64_t padded(int64_t cols) { return ceil_div(cols, kLanes) * kLanes; }

@@ -42,6 +42,10 @@ def test_tables_are_those_of_the_results() -> None:
         assert text == tables.table(name, content)
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    assert "@@" not in README
+
+
 def test_links_lead_somewhere() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

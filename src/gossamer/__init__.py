@@ -1,12 +1,13 @@
 """Gossamer: graph neural networks that weigh next to nothing."""
 
-from . import codecs, datasets, kernels, measure, memory, ops
+from . import codecs, datasets, kernels, measure, memory, ops, report
+from .checkpoint import BadCheckpoint
 from .codecs import Blockwise, Codec, Codes, RowInt8, Uniform
 from .compare import compare
 from .graph import Graph
-from .pyg import lighten_, restore_
-from .recipe import Exact, Float32, Keep, Recipe, recipes
-from .train import train
+from .pyg import NothingToLighten, lighten_, restore_
+from .recipe import Exact, Float32, Keep, Recipe, UnknownRecipe, recipes
+from .train import TrainingDiverged, train
 
 if kernels.native:
     from .kernels import cpu
@@ -16,6 +17,7 @@ if kernels.native:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadCheckpoint",
     "Blockwise",
     "Codec",
     "Codes",
@@ -23,9 +25,12 @@ __all__ = [
     "Float32",
     "Graph",
     "Keep",
+    "NothingToLighten",
     "Recipe",
     "RowInt8",
+    "TrainingDiverged",
     "Uniform",
+    "UnknownRecipe",
     "codecs",
     "compare",
     "datasets",
@@ -35,6 +40,7 @@ __all__ = [
     "memory",
     "ops",
     "recipes",
+    "report",
     "restore_",
     "train",
 ]

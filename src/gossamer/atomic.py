@@ -25,9 +25,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
             shutil.copymode(path, temporary)
         mode = os.stat(temporary).st_mode
         yield temporary
-        os.chmod(
-            temporary, stat.S_IMODE(mode)
-        )  # safetensors puts a file of its own, readable by the owner alone, there
+        # safetensors puts a file of its own there, which only the owner may read
+        os.chmod(temporary, stat.S_IMODE(mode))
         _sync(temporary)
         os.replace(temporary, path)
         _sync(path.parent)

@@ -73,6 +73,7 @@ def compare(
         raise ValueError("`resume` needs `out`, the folder of the comparison to go on with (got None)")
     if out is not None:
         found = folder.take_over(Path(out), found, resume)
+        folder.write(Path(out), found)  # a place that cannot be written shows before the first run, not after it
     found = _run_all(settings, variants, found, out, progress)
     if out is not None:
         folder.write(Path(out), found)

@@ -23,6 +23,7 @@ from torch import nn
 from .recipe import Recipe, recipe_of
 
 MARK = "_gossamer_recipe"
+OURS = "gossamer.layers."
 
 
 def _layers() -> ModuleType:
@@ -109,10 +110,16 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
 
 def restore_(model: nn.Module) -> nn.Module:
     """The original classes back, with the weights as they are now; a model that is not lightened stays as it is."""
-    for module in model.modules():
+    plan = [(name, module, _original(type(module))) for name, module in model.named_modules()]
+    for name, module, original in plan:
+        if original is None and any(base.__module__.startswith(OURS) for base in type(module).__mro__):
+            raise RuntimeError(
+                f"`model` must have the classes that lighten_ gave it ({name or 'it'} has become {type(module).__name__}); "
+                "remove what was put over it since, such as a parametrization, then restore it"
+            )
+    for _, module, original in plan:
         module.__dict__.pop(MARK, None)
-        original = _original(type(module))  # by class, as a slice of a lightened Sequential has no mark
-        if original is not None:
+        if original is not None:  # by class, as a slice of a lightened Sequential has no mark
             module.__class__ = original
     return model
 
@@ -121,7 +128,7 @@ def _original(kind: type[nn.Module]) -> type[nn.Module] | None:
     """The class that a module had before it was converted; None if it never was."""
     if _is_made(kind):
         return kind.__mro__[1]
-    if not kind.__module__.startswith("gossamer.layers."):
+    if not kind.__module__.startswith(OURS):
         return None
     return next(base for base in kind.__mro__ if base in _layers().CONVERTED)
 
@@ -152,14 +159,14 @@ def _is_user_written(kind: type[nn.Module]) -> bool:
     )
 
 
-_made: dict[type[nn.Module], type[nn.Module]] = {}
+FOLLOWING = "_gossamer_following"
 
 
 def _following(kind: type[nn.Module]) -> type[nn.Module]:
-    """The subclass of a user's class whose forward runs with torch's functions replaced; always the same one."""
-    if kind not in _made:
-        _made[kind] = _make(kind)
-    return _made[kind]
+    """The subclass of a user's class whose forward runs with torch's functions replaced; it lives as long as that."""
+    if FOLLOWING not in kind.__dict__:
+        setattr(kind, FOLLOWING, _make(kind))
+    return kind.__dict__[FOLLOWING]
 
 
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
@@ -171,9 +178,8 @@ def _make(kind: type[nn.Module]) -> type[nn.Module]:
     functools.update_wrapper(forward, kind.forward)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        state = (
-            self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
-        )  # Python 3.10 has none of its own
+        # Python 3.10 has no __getstate__ of its own
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
         return _rebuild, (kind,), state
 
     members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "_gossamer_made": True}

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import memory
+from . import native
+
 F32 = torch.float32
 MASK64 = 2**64 - 1
 
@@ -24,3 +27,8 @@ def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
 
 def noise(seed: int | None) -> tuple[bool, int]:
     return seed is not None, (seed or 0) & MASK64
+
+
+def row_sums_scratch(rows: int, cols: int) -> Tensor:
+    """Scratch for kernels that sum over rows; never empty, since they clear it."""
+    return memory.empty([native.scratch_floats(rows, cols)], F32)

@@ -11,8 +11,7 @@ from torch import Tensor
 from .. import memory
 from ..ops._library import OPS
 from . import native, num_threads
-from ._arguments import F32, at, contiguous
-from .cpu_dense import _partial
+from ._arguments import F32, at, contiguous, row_sums_scratch
 
 
 def _edge_sums(rowptr: Tensor, perm: Tensor | None, values: Tensor) -> Tensor:
@@ -80,7 +79,7 @@ def _gatv2_backward(
         return OPS["gatv2_backward"].reference(rowptr, col, x_src, x_dst, att, slope, t_rowptr, t_col, t_perm, dlogits)
     x_src, x_dst, att, dlogits = x_src.contiguous(), x_dst.contiguous(), att.contiguous(), dlogits.contiguous()
     dx_src, dx_dst, datt = memory.empty(x_src.shape, F32), memory.empty(x_dst.shape, F32), torch.zeros_like(att)
-    scratch, ends = _partial(*x_dst.shape), (x_src.size(1), att.size(0), num_threads())
+    scratch, ends = row_sums_scratch(*x_dst.shape), (x_src.size(1), att.size(0), num_threads())
     forward = (rowptr.contiguous(), col.contiguous(), None, x_dst, x_src, scratch, dx_dst, datt)
     backward = (t_rowptr.contiguous(), t_col.contiguous(), t_perm.contiguous(), x_src, x_dst, None, dx_src, None)
     for own_rowptr, own_col, perm, own, other, partial, dx, dweights in (forward, backward):

@@ -13,9 +13,7 @@ from .. import memory
 from ..ops._library import OPS, Op
 from ..ops.norm_act import Over, rstd_of
 from . import native, num_threads
-from ._arguments import F32, MASK64, at, contiguous
-
-CHUNK_ROWS = 256  # csrc/norm_act-inl.h
+from ._arguments import F32, MASK64, at, contiguous, row_sums_scratch
 
 
 def _random_bits(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:
@@ -49,15 +47,10 @@ def _masked_scale(x: Tensor, mask: Tensor, p: float) -> Tensor:
     return out
 
 
-def _partial(rows: int, cols: int) -> Tensor:
-    """Scratch for sums over rows: two padded rows for each chunk; never empty, since kernels clear it."""
-    return memory.empty([max(-(-rows // CHUNK_ROWS), 1), 2, max(-(-cols // 16), 1) * 16], F32)
-
-
 def _column_sums(x: Tensor) -> Tensor:
     if x.dtype != F32:
         return OPS["column_sums"].reference(x)
-    x, sums, scratch = x.contiguous(), x.new_empty(x.size(1)), _partial(*x.shape)
+    x, sums, scratch = x.contiguous(), x.new_empty(x.size(1)), row_sums_scratch(*x.shape)
     native.column_sums(at(x), at(scratch), at(sums), *x.shape, num_threads())
     return sums
 
@@ -78,7 +71,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None)
 def _moments(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over columns, or over everything from those."""
     mean, var = x.new_empty(x.size(1)), x.new_empty(x.size(1))
-    scratch = _partial(*x.shape)
+    scratch = row_sums_scratch(*x.shape)
     native.column_moments(at(x), at(scratch), at(mean), at(var), *x.shape, num_threads())
     if over == Over.COLUMNS:
         return mean, var
@@ -133,13 +126,13 @@ def _norm_act_backward(
     if over == Over.ROWS:
         (weight, bias), mean, var = contiguous(weight, bias), mean.contiguous(), var.contiguous()
         given = (at(dout), at(x), at(weight), at(bias), eps, *tail, at(mean), at(var))
-        scratch = _partial(*x.shape)
+        scratch = row_sums_scratch(*x.shape)
         native.layer_norm_backward(*given, at(scratch), at(dx), at(dweight), at(dbias), *ends)
         return dx, dweight, dbias
     columns = _columns(x, weight, bias, mean, var, over, eps)
     where = [at(t) for t in columns]
     if over != Over.NOTHING:
-        scratch = _partial(*x.shape)
+        scratch = row_sums_scratch(*x.shape)
         sums = (at(scratch), at(dbias), at(dweight))
         native.affine_sums(at(dout), at(x), *where, *tail, *sums, *ends)
     by_x, constant = _correction(x, weight, var, columns, over, eps, dweight, dbias)

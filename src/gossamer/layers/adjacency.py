@@ -2,7 +2,8 @@
 
 A layer takes PyG's `edge_index`, an `EdgeIndex`, a `torch.sparse` matrix (destinations as rows) or a `Graph`. What is
 built from a tensor is remembered for as long as that tensor lives and until it is changed in place; it is found by the
-tensor's identity through a weak reference, never by its address.
+tensor's identity through a weak reference, never by its address. A change through NumPy or `.data` is not counted by
+torch, hence not noticed.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def graph_of(edge_index: Any, sizes: Sizes, weight: Tensor | None = None) -> Wei
         return Weighted(checked(graph, sizes))
     if weight is None or weight.requires_grad:
         graph = remember(edge_index, None, sizes, lambda: from_edges(edge_index, sizes, None))
-        return Weighted(graph, None if weight is None else graph.sort_edges(weight.reshape(-1)))
+        return Weighted(graph, None if weight is None else graph.sort_edges(weight.float().reshape(-1)))
     return Weighted(remember(edge_index, weight, sizes, lambda: from_edges(edge_index, sizes, weight)))
 
 
@@ -116,7 +117,7 @@ def gcn_graph_of(edge_index: Any, num_nodes: int, weight: Tensor | None, improve
 
 def from_edges(edge_index: Tensor, sizes: Sizes, weight: Tensor | None) -> Graph:
     """`Graph.from_edge_index` whose error tells of `x`, which gave the sizes."""
-    weight = None if weight is None else weight.detach().reshape(-1)
+    weight = None if weight is None else weight.detach().float().reshape(-1)
     try:
         return Graph.from_edge_index(edge_index, sizes, weight)
     except IndexError as error:
@@ -143,7 +144,7 @@ def _one_per_edge(weight: Tensor, edge_index: Tensor) -> Tensor:
             f"`edge_weight` must have one number for each of the {edge_index.size(1)} edges "
             f"(got the shape {tuple(weight.shape)})"
         )
-    return weight.reshape(-1)
+    return weight.float().reshape(-1)  # autocast may have made it bfloat16
 
 
 def _given(graph: Graph, sizes: Sizes, weight: Tensor | None) -> Weighted:
@@ -151,8 +152,8 @@ def _given(graph: Graph, sizes: Sizes, weight: Tensor | None) -> Weighted:
     if weight is None:
         return Weighted(graph)
     if weight.requires_grad:
-        return Weighted(graph, graph.sort_edges(weight.reshape(-1)))
-    return Weighted(graph.with_value(graph.sort_edges(weight.reshape(-1))))
+        return Weighted(graph, graph.sort_edges(weight.float().reshape(-1)))
+    return Weighted(graph.with_value(graph.sort_edges(weight.float().reshape(-1))))
 
 
 def _sparse_gcn(matrix: Tensor, sizes: Sizes, improved: bool, loops: bool) -> Graph:

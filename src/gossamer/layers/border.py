@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..graph import Graph
 from . import rules
-from .adjacency import Sizes
+from .adjacency import Sizes, is_sparse
 
 Reduce = Literal["sum", "mean", "max"]
 REDUCE: dict[str, Reduce] = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max"}
@@ -38,16 +38,19 @@ def by_pyg(conv: Any, x: Any, edge_index: Any) -> bool:
         return False
     if hasattr(edge_index, "to_torch_sparse_csr_tensor"):  # torch_sparse's SparseTensor
         return True
-    if not isinstance(x, Tensor) or x.dim() != 2 or x.layout != torch.strided:
+    if is_sparse(edge_index) and edge_index.requires_grad:  # learned entries
+        return True
+    if not isinstance(x, Tensor) or x.device.type != "cpu" or x.dim() != 2 or x.layout != torch.strided:
         return True
     return bool(conv.explain) or overheard(conv) or rules.transformed() or not _has_kernels(conv, x)
 
 
 def _has_kernels(conv: Any, x: Tensor) -> bool:
     """float32, and under autocast bfloat16 for sums; float64 would meet a Graph's float32 weights."""
-    if x.dtype == torch.bfloat16:
-        return torch.is_autocast_enabled(x.device.type) and REDUCE[conv.aggr] != "max"
-    return x.dtype == torch.float32
+    cast = torch.is_autocast_enabled(x.device.type)
+    if cast and (REDUCE[conv.aggr] == "max" or torch.get_autocast_dtype(x.device.type) != torch.bfloat16):
+        return False
+    return x.dtype == torch.float32 or (cast and x.dtype == torch.bfloat16)
 
 
 def keep_templates(self: Any, raise_on_error: bool = False) -> None:
@@ -57,10 +60,14 @@ def keep_templates(self: Any, raise_on_error: bool = False) -> None:
     """
 
 
-def sizes_of(x_src: Tensor, x_dst: Tensor | None, size: Any = None) -> Sizes:
-    """(num_src, num_dst), as PyG finds them: from the rows, else from `size`, else as many as sources."""
+def sizes_of(x_src: Tensor, x_dst: Tensor | None, edge_index: Any, size: Any = None) -> Sizes:
+    """(num_src, num_dst), as PyG finds them: from the rows, from `size`, from a matrix, else as many as sources."""
     told = (None, None) if size is None else tuple(size)
     rows = (x_src.size(0), told[1] if x_dst is None else x_dst.size(0))
     if any(a is not None and b is not None and a != b for a, b in zip(told, rows, strict=True)):
         raise ValueError(f"`size` must be the numbers of rows of `x`, {rows} (got {told}); correct it or leave it out")
-    return rows[0], rows[0] if rows[1] is None else rows[1]
+    if rows[1] is not None:
+        return rows[0], rows[1]
+    if isinstance(edge_index, Graph):
+        return rows[0], edge_index.num_dst
+    return rows[0], edge_index.size(0) if is_sparse(edge_index) else rows[0]

@@ -93,7 +93,7 @@ def run(
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Our dropout where it pays: from far fewer elements on than other ops, and for any number of dimensions."""
-    if 0 < p <= 1 and x.dim() > 0 and rules.dense(x.reshape(1, -1), rules.LEAST_DROPOUT):
+    if 0 < p <= 1 and rules.dense(x, rules.LEAST_DROPOUT, any_shape=True):
         return ops.dropout(x, p, rules.draw_seed())
     return nn.functional.dropout(x, p) if p > 0 else x
 

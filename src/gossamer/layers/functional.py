@@ -65,7 +65,7 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
 class _Replacing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = REPLACED.get(func)
-        if replacement is not None and not _runs_again_outside():
+        if replacement is not None and not torch.compiler.is_compiling() and not _runs_again_outside():
             result = replacement(*args, **(kwargs or {}))
             if result is not NotImplemented:
                 return result

@@ -87,6 +87,13 @@ def is_bare(x: Any) -> bool:
     return fits and not torch.is_autocast_enabled(x.device.type)
 
 
+def as_edges(edge_index: Any) -> Any:
+    """What PyG's own forward takes: a Graph as the list of its edges."""
+    if not isinstance(edge_index, Graph):
+        return edge_index
+    return edge_index._cached("listed", lambda: listed_edges(edge_index))
+
+
 class GATConv(pyg.GATConv):
     _set_jittable_templates = keep_templates
 
@@ -96,9 +103,9 @@ class GATConv(pyg.GATConv):
     ) -> Any:  # fmt: skip
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         if not is_bare(x_src) or is_sparse(edge_index) or by_pyg(self, x_src, edge_index):
-            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+            return super().forward(x, as_edges(edge_index), edge_attr, size, return_attention_weights)
         h_src, h_dst = self._projected(x_src, x_dst)
-        graph, attr = attention_graph(self, edge_index, sizes_of(x_src, x_dst, size), edge_attr)
+        graph, attr = attention_graph(self, edge_index, sizes_of(x_src, x_dst, edge_index, size), edge_attr)
         terms = (*self._node_terms(h_src, h_dst), self._edge_term(attr))
         out, p = weighted_rows(self, graph, h_src, ops.gat_attention(graph, *terms, self.negative_slope))
         out = finish(self, out, x_dst)
@@ -137,11 +144,11 @@ class GATv2Conv(pyg.GATv2Conv):
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         plain = edge_attr is None and x_dst is not None and is_bare(x_src) and not is_sparse(edge_index)
         if not plain or by_pyg(self, x_src, edge_index):
-            return super().forward(x, edge_index, edge_attr, return_attention_weights)
+            return super().forward(x, as_edges(edge_index), edge_attr, return_attention_weights)
         h_src = apply_linear(self.lin_l, x_src)
         shared = self.share_weights and x_dst is x_src
         h_dst = h_src if shared else apply_linear(self.lin_r, x_dst)
-        graph, _ = attention_graph(self, edge_index, sizes_of(x_src, x_dst), None)
+        graph, _ = attention_graph(self, edge_index, sizes_of(x_src, x_dst, edge_index), None)
         logits = ops.gatv2_logits(graph, h_src, h_dst, self.att[0], self.negative_slope)
         out, p = weighted_rows(self, graph, h_src, ops.edge_softmax(graph, logits))
         out = finish(self, out, x_dst)

@@ -28,7 +28,7 @@ class GINConv(pyg.GINConv):
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         if by_pyg(self, x_src, edge_index):
             return super().forward(x, edge_index, size)
-        weighted = graph_of(edge_index, sizes_of(x_src, x_dst, size))
+        weighted = graph_of(edge_index, sizes_of(x_src, x_dst, edge_index, size))
         first = leading_linear(self.nn) if x_dst is x_src and self.aggr != "max" else None
         if first is None or aggregate_first(x_src, x_src.size(1), first.weight.size(0)):
             return self.nn(self._summed(weighted, x_src, x_dst))

@@ -18,11 +18,11 @@ LEAST_DROPOUT = 2**13
 """Elements from which a mask of ours pays: torch draws its mask serially."""
 
 
-def dense(x: Tensor, least: int | None = None) -> bool:
+def dense(x: Tensor, least: int | None = None, any_shape: bool = False) -> bool:
     """Whether a fused op on the rows of x is worth its call: it can be, and x has `least` elements (LEAST_PASS)."""
     return (
         x.dtype == torch.float32
-        and x.dim() == 2
+        and (any_shape or x.dim() == 2)
         and x.numel() >= (LEAST_PASS if least is None else least)
         and x.layout == torch.strided
         and x.device.type == "cpu"

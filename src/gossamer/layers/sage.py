@@ -3,6 +3,7 @@ Morris et al., Weisfeiler and Leman Go Neural, AAAI 2019, which is the same with
 
     X' = aggregate(X) W_n^T + X W_r^T + b           aggregate: mean, sum or maximum over the neighbours
 
+Of equal maxima the first edge's gets the gradient, as in PyG with a CSR adjacency; with `edge_index` PyG shares it out.
 Mean and sum are linear, so the neighbours' product may come first or last (order.py). Multiplied first, X alone is kept
 for backward. The root's product is added while the sum of a row is still in registers.
 """
@@ -42,7 +43,7 @@ class SAGEConv(pyg.SAGEConv):
             return super().forward(x, edge_index, size)
         if self.project:
             x_src = functional.relu(self.lin(x_src))
-        graph = graph_of(edge_index, sizes_of(x_src, x_dst, size))
+        graph = graph_of(edge_index, sizes_of(x_src, x_dst, edge_index, size))
         root: Any = self.lin_r if self.root_weight else None
         out = neighbours_and_root(graph, REDUCE[self.aggr], (x_src, x_dst), self.lin_l, root)
         return functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
@@ -55,5 +56,5 @@ class GraphConv(pyg.GraphConv):
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         if by_pyg(self, x_src, edge_index):
             return super().forward(x, edge_index, edge_weight, size)
-        graph = graph_of(edge_index, sizes_of(x_src, x_dst, size), edge_weight)
+        graph = graph_of(edge_index, sizes_of(x_src, x_dst, edge_index, size), edge_weight)
         return neighbours_and_root(graph, REDUCE[self.aggr], (x_src, x_dst), self.lin_rel, self.lin_root)

@@ -28,6 +28,10 @@ class Op:
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.overload(*args, **named)
 
+    def followed(self, *args: Any) -> Any:
+        """For use inside a backward: the op, or its reference if that backward is to be differentiated itself."""
+        return self.reference(*args) if torch.is_grad_enabled() else self(*args)
+
 
 OPS: dict[str, Op] = {}
 NATIVE: set[str] = set()

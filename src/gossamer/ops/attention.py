@@ -107,10 +107,10 @@ def _gat_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gat_backward(ctx: Any, dp: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, a_src, a_dst, a_edge, p, t_rowptr, t_perm = ctx.saved_tensors
-    ds, da_dst = gat_attention_backward_op(rowptr, col, a_src, a_dst, a_edge, ctx.slope, p, dp.contiguous())
+    ds, da_dst = gat_attention_backward_op.followed(rowptr, col, a_src, a_dst, a_edge, ctx.slope, p, dp.contiguous())
     if t_rowptr is None:
         t_rowptr, _, t_perm = transpose_csr(rowptr, col, a_src.size(0))
-    da_src = edge_sums_op(t_rowptr, t_perm, ds) if ctx.needs_input_grad[2] else None
+    da_src = edge_sums_op.followed(t_rowptr, t_perm, ds) if ctx.needs_input_grad[2] else None
     return (
         None, None, da_src, None if a_dst is None else da_dst, None if a_edge is None else ds, None, None, None,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> N
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[None, Tensor]:
     rowptr, p = ctx.saved_tensors
-    return None, edge_softmax_backward_op(rowptr, p, dout.contiguous())
+    return None, edge_softmax_backward_op.followed(rowptr, p, dout.contiguous())
 
 
 edge_softmax_op = define(

@@ -72,7 +72,7 @@ def _backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, x_src, x_dst, att, *transposed = ctx.saved_tensors
     if transposed[0] is None:
         transposed = transpose_csr(rowptr, col, x_src.size(0))
-    grads = gatv2_backward_op(rowptr, col, x_src, x_dst, att, ctx.slope, *transposed, dlogits.contiguous())
+    grads = gatv2_backward_op.followed(rowptr, col, x_src, x_dst, att, ctx.slope, *transposed, dlogits.contiguous())
     return None, None, *grads, None, None, None, None
 
 

@@ -70,11 +70,17 @@ def _check_sums(x: Tensor) -> None:
     _checks.shape_of("x", x, (None, None), "[rows, columns]")
 
 
+def _setup_sums(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.shape = inputs[0].shape
+
+
 column_sums = define(
     "column_sums(Tensor x) -> Tensor",
     check=_check_sums,
     reference=lambda x: x.sum(0),
     fake=lambda x: x.new_empty(x.size(1)),
+    backward=lambda ctx, dsums: dsums.expand(ctx.shape),
+    setup_context=_setup_sums,
 )
 
 

@@ -121,7 +121,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _backward(ctx: Any, dout: Tensor, *unused: Tensor | None) -> tuple[Tensor | None, ...]:
     x, weight, bias, mean, var = ctx.saved_tensors
-    dx, dweight, dbias = norm_act_backward_op(dout.contiguous(), x, weight, bias, mean, var, *ctx.settings)
+    if torch.is_grad_enabled() and ctx.settings[0] not in (Over.NOTHING, Over.FIXED):
+        mean, var = statistics(x, ctx.settings[0])  # a second derivative goes through them too
+    dx, dweight, dbias = norm_act_backward_op.followed(dout.contiguous(), x, weight, bias, mean, var, *ctx.settings)
     wanted = (None if weight is None else dweight, None if bias is None else dbias)
     return (dx if ctx.needs_input_grad[0] else None, *wanted, *[None] * 8)
 

@@ -86,7 +86,7 @@ def _backward(ctx: Any, dout: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
     rowptr, col, value, x, winner = ctx.saved_tensors
     dx = dvalue = None
     if ctx.needs_input_grad[3]:
-        dx = spmm_max_backward_op(rowptr, col, value, winner, dout.contiguous(), ctx.num_src)
+        dx = spmm_max_backward_op.followed(rowptr, col, value, winner, dout.contiguous(), ctx.num_src)
     if ctx.needs_input_grad[2]:
         has_edges = rowptr.diff() > 0
         edge = (rowptr[:-1].unsqueeze(1) + winner.long())[has_edges]  # [rows with edges, columns]
