@@ -114,8 +114,8 @@ def restore_(model: nn.Module) -> nn.Module:
     for name, module, original in plan:
         if original is None and any(base.__module__.startswith(OURS) for base in type(module).__mro__):
             raise RuntimeError(
-                f"`model` must have the classes that lighten_ gave it ({name or 'it'} has become {type(module).__name__}); "
-                "remove what was put over it since, such as a parametrization, then restore it"
+                f"`model` must have the classes that lighten_ gave it ({name or 'it'} has become "
+                f"{type(module).__name__}); remove what was put over it, such as parametrizations, first"
             )
     for _, module, original in plan:
         module.__dict__.pop(MARK, None)

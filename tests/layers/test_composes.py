@@ -195,15 +195,6 @@ def test_gradients_of_gradients(graph):
     torch.testing.assert_close(seconds[1], seconds[0], rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_of_gradients_of_a_fused_norm_are_an_error(graph, fused):
-    model = pyg.GCN(12, 16, 2, 5, norm="batch_norm")
-    gs.lighten_(model)
-    x = graph[0]
-    (dx,) = torch.autograd.grad(model(x, graph[1]).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"norm_act_backward.*differentiate only once"):
-        dx.square().sum().backward()
-
-
 def test_torch_func(model, graph, fused):
     model.eval()
     x, edge_index = graph[0].detach(), graph[1]

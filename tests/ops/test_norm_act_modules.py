@@ -86,12 +86,18 @@ def test_dropout_rate_and_scale(p, isa):
     assert torch.equal(out[out != 0], torch.full((survivors,), 1 / (1 - p)))
 
 
-def test_a_second_gradient_is_refused_by_name():
-    x = rand(5, 3).requires_grad_()
-    out = norm_act(x, None, None, None, None, *act("elu", over=0))[0]
-    (dx,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"`norm_act_backward` has no gradient.*only once"):
-        dx.sum().backward()
+@pytest.mark.parametrize("over", list(Over), ids=lambda over: over.name)
+@pytest.mark.parametrize("name", ["elu", "gelu", "identity"])
+def test_second_gradients(name, over):
+    args = [None if t is None else t.double() for t in inputs(5, 3, over)]
+    leaves = [t.requires_grad_() for t in args[:3] if t is not None]
+
+    def run(*given):
+        given = iter(given)
+        first = [next(given) if t is not None else None for t in args[:3]]
+        return norm_act(*first, *args[3:], *act(name, over=over))[0]
+
+    assert torch.autograd.gradgradcheck(run, leaves)
 
 
 @pytest.mark.parametrize("name, at", [("mean", 3), ("var", 4)])
