@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import pickle
+import random
 import threading
 
 import pytest
@@ -58,6 +59,7 @@ def _one_thread():
 @pytest.fixture(params=MODELS)
 def model(request):
     torch.manual_seed(0)
+    random.seed()  # PyG names the code that it writes for a Sequential by it; another test may have left its seed
     return MODELS[request.param]()
 
 

@@ -8,7 +8,7 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gossamer.report.labels import Box, Label, around, place, short
+from gossamer.report.labels import TOUCHING, Box, Label, around, place, short
 from gossamer.report.scale import linear_ticks, log_ticks, scale_of
 
 values = st.floats(-1e9, 1e9)
@@ -75,7 +75,7 @@ def test_labels_stay_inside_and_off_each_other(points):
     labels = [Label(f"variant {index}", x, y, "ours-0") for index, (x, y) in enumerate(points)]
     boxes = place(labels, [around(x, y, 8) for x, y in points], bounds)
     assert all(box.outside(bounds) == 0 for box in boxes)
-    assert all(a.overlap(b) == 0 for i, a in enumerate(boxes) for b in boxes[:i])
+    assert all(a.overlap(b) <= TOUCHING for i, a in enumerate(boxes) for b in boxes[:i])
 
 
 def test_long_labels_are_cut():

@@ -15,6 +15,7 @@ from .markup import Markup, joined, tag
 
 TEXT_HEIGHT = 14.0
 LONGEST = 26
+TOUCHING = 1e-6  # an area that is only rounding
 _LEADER_FROM = 16.0  # a label further away than this gets a line to its point
 
 
@@ -89,7 +90,8 @@ def _cost(box: Box, label: Label, labels: Iterable[Label], placed: Iterable[Box]
     """Outside is worse than on another label, that is worse than nearer to another point, that than far away."""
     own = _distance(box, label)
     mistaken = sum(_distance(box, other) + 4 < own for other in labels)
-    covered = sum(box.overlap(other) for other in placed)
+    areas = [area for other in placed if (area := box.overlap(other)) > TOUCHING]
+    covered = sum(areas) + 100 * len(areas)  # however little is covered, another place is better
     return 1e6 * box.outside(bounds) + 1e3 * covered + 400 * mistaken + own
 
 
