@@ -22,14 +22,7 @@ GOSSAMER_INLINE f32x16 normal_tail(f32x16 z, f32x16* density) {
 
 // e^z - 1 for z <= 0: near zero the series, where the difference would have no digits left.
 GOSSAMER_INLINE f32x16 exp_minus_one(f32x16 z) {
-  f32x16 p = splat(1.0f / 5040.0f);
-  p = p * z + 1.0f / 720.0f;
-  p = p * z + 1.0f / 120.0f;
-  p = p * z + 1.0f / 24.0f;
-  p = p * z + 1.0f / 6.0f;
-  p = p * z + 0.5f;
-  p = p * z + 1.0f;
-  return select(z > splat(-0.5f), p * z, exp_nonpositive(z) - 1.0f);
+  return select(z > splat(-0.5f), exp_series(z) * z, exp_nonpositive(z) - 1.0f);
 }
 
 template <int A>

@@ -1,5 +1,16 @@
 // Softmax over the edges of each row, per head. The logits of a row are contiguous, [degree, heads], and stay in L1.
 
+// (e^r - 1) / r for |r| <= 1/2.
+GOSSAMER_INLINE f32x16 exp_series(f32x16 r) {
+  f32x16 p = splat(1.0f / 5040.0f);
+  p = p * r + 1.0f / 720.0f;
+  p = p * r + 1.0f / 120.0f;
+  p = p * r + 1.0f / 24.0f;
+  p = p * r + 1.0f / 6.0f;
+  p = p * r + 0.5f;
+  return p * r + 1.0f;
+}
+
 // e^x for x <= 0, to 2 units in the last place: x = n ln 2 + r, a polynomial for e^r, n added to the exponent.
 GOSSAMER_INLINE f32x16 exp_nonpositive(f32x16 x) {
   const float log2_e = 1.44269504088896341f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
@@ -8,15 +19,7 @@ GOSSAMER_INLINE f32x16 exp_nonpositive(f32x16 x) {
   const i32x16 n = nearest_int(clamped * log2_e);
   const f32x16 nf = to_float(n);
   const f32x16 r = clamped - nf * ln2_high - nf * ln2_low;
-  f32x16 p = splat(1.0f / 5040.0f);
-  p = p * r + 1.0f / 720.0f;
-  p = p * r + 1.0f / 120.0f;
-  p = p * r + 1.0f / 24.0f;
-  p = p * r + 1.0f / 6.0f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const f32x16 scaled = p * bits_of<f32x16>((n + 127) << 23);
+  const f32x16 scaled = (exp_series(r) * r + 1.0f) * bits_of<f32x16>((n + 127) << 23);
   return select(x < splat(-87.0f), splat(0.0f), select(x != x, x, scaled));
 }
 

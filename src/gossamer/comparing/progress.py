@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..report import units
+from ..training.progress import Shown
 from .settings import Settings
 from .variants import Variant
 
 
-class Bars:
+class Bars(Shown):
     """Lines appear in the order of the runs."""
 
     def __init__(self, settings: Settings, num_runs: int, shown: bool) -> None:
@@ -27,15 +27,6 @@ class Bars:
         self.progress = Progress(*columns, console=Console(stderr=True), disable=not shown)
         self.epochs = settings.epochs
         self.all = self.progress.add_task("all epochs", total=num_runs * settings.epochs, said="")
-
-    def __enter__(self) -> Bars:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.progress.stop()
 
     def begin(self, variant: Variant, seed: int) -> None:
         self.bar = self.progress.add_task(f"{variant.label}, seed {seed}", total=self.epochs, said="starting")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from .history import History
+
+Self = TypeVar("Self", bound="Shown")
 
 
 def resident_bytes() -> int | None:
@@ -21,7 +24,22 @@ def resident_bytes() -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class EpochBar:
+class Shown:
+    """What is shown while a `with` block runs: `progress`, made by who inherits."""
+
+    progress: Progress
+
+    def __enter__(self: Self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+
+class EpochBar(Shown):
     """A bar on standard error, so that standard output stays free for results."""
 
     def __init__(self, epochs: int, shown: bool) -> None:
@@ -31,15 +49,6 @@ class EpochBar:
             columns = [columns[0], BarColumn(bar_width=20), columns[1], TimeRemainingColumn()]
         self.progress = Progress(*columns, console=console, disable=not shown)
         self.bar = self.progress.add_task("", total=epochs)
-
-    def __enter__(self) -> EpochBar:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.progress.stop()
 
     def show(self, history: History) -> None:
         if not self.progress.disable and len(history):
