@@ -27,5 +27,14 @@ def test_own_model() -> None:
     assert found is not None and float(found[1]) > 0.8
 
 
+def test_any_model() -> None:
+    text = run("any_model.py")
+    smaller = re.search(r"\((\d+\.\d) times less\)", text)
+    assert smaller is not None and float(smaller[1]) > 7
+    found = re.search(r"test accuracy (0\.\d+)", text)
+    assert found is not None and float(found[1]) > 0.8
+
+
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in FOLDER.glob("*.py")} == {"own_model.py", "train.py"}  # train.py: test_cli_train.py
+    found = {path.name for path in FOLDER.glob("*.py")}
+    assert found == {"any_model.py", "own_model.py", "train.py"}  # train.py: test_cli_train.py

@@ -1,6 +1,7 @@
 """Gossamer: graph neural networks that weigh next to nothing."""
 
 from . import codecs, datasets, kernels, measure, memory, ops, report
+from .activations import compressed_activations
 from .checkpoint import BadCheckpoint
 from .codecs import Blockwise, Codec, Codes, RowInt8, Uniform
 from .compare import compare
@@ -33,6 +34,7 @@ __all__ = [
     "UnknownRecipe",
     "codecs",
     "compare",
+    "compressed_activations",
     "datasets",
     "kernels",
     "lighten_",
