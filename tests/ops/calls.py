@@ -124,14 +124,31 @@ def layout(draw: Draw) -> tuple[int, int, int]:
 
 def pack(draw: Draw) -> list[Any]:
     numel, bits, block = layout(draw)
-    return [floats(draw, numel), bits, block, draw(st.none() | SEEDS), draw(st.booleans())]
+    return [floats(draw, numel), bits, block, draw(st.none() | SEEDS), draw(st.booleans()), levels(draw, bits)]
+
+
+def levels(draw: Draw, bits: int) -> Tensor | None:
+    widths = floats(draw, 2**bits - 1).abs() + 0.1
+    inner = widths.cumsum(0)[:-1] / widths.sum() * (2**bits - 1)
+    return maybe(draw, torch.cat([torch.zeros(1), inner, torch.tensor([2.0**bits - 1])]))
 
 
 def unpack(draw: Draw) -> list[Any]:
     numel, bits, block = layout(draw)
     codes = integers(draw, 0, 256, (num_bytes(numel, block, bits),), torch.uint8)
     meta = [floats(draw, num_blocks(numel, block)) for _ in range(2)]
-    return [codes, *meta, numel, bits, block]
+    return [codes, *meta, numel, bits, block, levels(draw, bits)]
+
+
+def pack_fixed(draw: Draw) -> list[Any]:
+    numel, bits, _ = layout(draw)
+    low = draw(st.sampled_from([-1.5, 0.0, 0.3]))
+    return [floats(draw, numel), bits, low, low + draw(st.sampled_from([0.1, 1.0, 7.0])), draw(st.none() | SEEDS)]
+
+
+def unpack_fixed(draw: Draw) -> list[Any]:
+    x, bits, low, high, _ = pack_fixed(draw)
+    return [integers(draw, 0, 256, (-(-x.numel() * bits // 8),), torch.uint8), x.numel(), bits, low, high]
 
 
 def int8_linear(draw: Draw) -> list[Any]:
@@ -163,7 +180,9 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "quantize_rows": lambda draw: [floats(draw, draw(COUNTS), draw(COLUMNS)), draw(st.none() | SEEDS)],
     "dequantize_rows": lambda draw: gather_rows_int8(draw)[:2],
     "pack": pack,
+    "pack_fixed": pack_fixed,
     "unpack": unpack,
+    "unpack_fixed": unpack_fixed,
     "gather_rows": gather_rows,
     "gather_rows_int8": gather_rows_int8,
     "gather_packed_rows": gather_packed_rows,

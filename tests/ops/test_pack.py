@@ -1,4 +1,7 @@
-"""The few-bit codec: layout, agreement of all implementations, gradient, bad input. Rounding: test_pack_rounding.py."""
+"""The few-bit codec: layout, agreement of all implementations, gradient, bad input.
+
+Rounding: test_pack_rounding.py. Levels at other than equal distances: test_pack_levels.py.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ def test_shape_and_strides_do_not_matter():
     x = rand(12, 10)
     for view in (x, x.t(), x[:, ::2], x.view(4, 3, 10)):
         assert same(pack(view, 4, 7, 1), pack(view.reshape(-1).clone(), 4, 7, 1))
-        assert same(OPS["pack"](view, 4, 7, 1, True), OPS["pack"].reference(view, 4, 7, 1, True))
+        assert same(OPS["pack"](view, 4, 7, 1, True, None), OPS["pack"].reference(view, 4, 7, 1, True))
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -135,12 +138,12 @@ def test_packing_says_that_it_has_no_gradient():
 
 def test_opcheck():
     x = rand(5, 7)
-    opcheck(OPS["pack"].overload, (x, 2, 8, None, True))
-    opcheck(OPS["pack"].overload, (x, 4, 35, 3, False))
+    opcheck(OPS["pack"].overload, (x, 2, 8, None, True, None))
+    opcheck(OPS["pack"].overload, (x, 4, 35, 3, False, None))
     codes, zero, spread = pack(x, 2, 8, None, False)
-    opcheck(OPS["unpack"].overload, (codes, zero.requires_grad_(), spread.requires_grad_(), 35, 2, 8))
+    opcheck(OPS["unpack"].overload, (codes, zero.requires_grad_(), spread.requires_grad_(), 35, 2, 8, None))
     codes, zero, spread = pack(x, 8, 8)
-    opcheck(OPS["unpack"].overload, (codes, zero, spread, 35, 8, 8))
+    opcheck(OPS["unpack"].overload, (codes, zero, spread, 35, 8, 8, None))
 
 
 @pytest.mark.parametrize(

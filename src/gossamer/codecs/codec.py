@@ -50,7 +50,10 @@ class Codec(ABC):
 
     @abstractmethod
     def error_bound(self, codes: Codes) -> Tensor:
-        """Largest |decoded - x| per element with stochastic rounding, broadcastable to the shape; half to nearest."""
+        """Largest |decoded - x| per element with stochastic rounding, broadcastable to the shape; half to nearest.
+
+        Infinite where codes do not bound it (projection).
+        """
 
     def fit(self: Self, x: Tensor) -> Self:
         """The codec with whatever it learns from data; most learn nothing."""
@@ -77,6 +80,15 @@ def refuse_non_finite(x: Tensor, metadata: Tensor) -> None:
         f"`x` must be finite to be encoded (got {nans} NaN and {infinities} infinite of {x.numel()} elements); "
         "clean it with torch.nan_to_num, or look for the step that diverged"
     )
+
+
+def refuse_too_large_sums(x: Tensor, largest: Tensor) -> None:
+    """Raise if the largest of the sums over x's numbers is not finite: because x is not, or because they overflow."""
+    if bool(largest.isfinite()):
+        return
+    if not bool(x.isfinite().all()):
+        refuse_non_finite(x, torch.full_like(largest, torch.nan))
+    raise ValueError(f"`x` must span less than {LARGEST_BF16:.4g}, its numbers' sums included; scale it down")
 
 
 def refuse_too_wide(zero: Tensor, spread: Tensor) -> None:

@@ -29,7 +29,11 @@ def _dequantize_rows(codes: Tensor, scale: Tensor) -> Tensor:
     return out
 
 
-def _pack(x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _pack(
+    x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bool, levels: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    if levels is not None:
+        return OPS["pack"].reference(x, bits, block, seed, bf16_meta, levels)
     x, numel = x.contiguous(), x.numel()
     block = min(block, max(numel, 1))  # one block is one block, however long
     codes = memory.empty([num_bytes(numel, block, bits)], torch.uint8)
@@ -50,7 +54,11 @@ def _pack(x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bool) -
     return codes, zero, spread
 
 
-def _unpack(codes: Tensor, zero: Tensor, spread: Tensor, numel: int, bits: int, block: int) -> Tensor:
+def _unpack(
+    codes: Tensor, zero: Tensor, spread: Tensor, numel: int, bits: int, block: int, levels: Tensor | None
+) -> Tensor:
+    if levels is not None:
+        return OPS["unpack"].reference(codes, zero, spread, numel, bits, block, levels)
     codes, zero, spread = codes.contiguous(), zero.contiguous(), spread.contiguous()
     block = min(block, max(numel, 1))
     out = memory.empty([numel], F32)

@@ -14,13 +14,15 @@ from .gatv2 import gatv2_logits
 from .int8_linear import int8_linear
 from .linear import column_sums, linear
 from .norm_act import norm_act_op as norm_act
-from .pack import pack, unpack
+from .pack import pack
+from .pack_fixed import pack_fixed, unpack_fixed
 from .quantize_rows import dequantize_rows, quantize_rows
 from .random import random_bits
 from .sddmm import sddmm
 from .spmm import spmm
 from .spmm_int8 import spmm_int8
 from .spmm_max import spmm_max
+from .unpack import unpack
 
 __all__ = [
     "NATIVE",
@@ -41,6 +43,7 @@ __all__ = [
     "masked_scale",
     "norm_act",
     "pack",
+    "pack_fixed",
     "quantize_rows",
     "random_bits",
     "relu_dropout",
@@ -50,4 +53,5 @@ __all__ = [
     "spmm_max",
     "transpose_csr",
     "unpack",
+    "unpack_fixed",
 ]

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from . import _checks
+from ._few_bits import check_bits, spread_codes
 from ._library import define
-from .pack import check_layout, check_meta, decode, spread_codes
+from .unpack import check_meta, decode
 
 
 def _check(x: Tensor, ids: Tensor) -> None:
@@ -97,7 +98,7 @@ gather_rows_int8 = define(
 
 def _check_packed(codes: Tensor, zero: Tensor, spread: Tensor, ids: Tensor, columns: int, bits: int) -> None:
     _checks.at_least("columns", columns, 1)
-    check_layout(columns, bits, columns)
+    check_bits(bits)
     _checks.dtype_of("codes", codes, (torch.uint8,))
     _checks.shape_of("codes", codes, (None, -(-columns * bits // 8)), f"[rows, {-(-columns * bits // 8)}] bytes")
     check_meta(zero, spread, codes.size(0))
