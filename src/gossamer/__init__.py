@@ -1,9 +1,8 @@
 """Gossamer: graph neural networks that weigh next to nothing."""
 
 from . import codecs, datasets, kernels, measure, memory, ops, report
-from .activations import compressed_activations
 from .checkpoint import BadCheckpoint
-from .codecs import Blockwise, Codec, Codes, RowInt8, Uniform
+from .codecs import Blockwise, Codec, Codes, Projected, RowInt8, Uniform
 from .compare import compare
 from .graph import Graph
 from .pyg import NothingToLighten, lighten_, restore_
@@ -27,6 +26,7 @@ __all__ = [
     "Graph",
     "Keep",
     "NothingToLighten",
+    "Projected",
     "Recipe",
     "RowInt8",
     "TrainingDiverged",
@@ -34,7 +34,6 @@ __all__ = [
     "UnknownRecipe",
     "codecs",
     "compare",
-    "compressed_activations",
     "datasets",
     "kernels",
     "lighten_",

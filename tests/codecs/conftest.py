@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gossamer.codecs import Blockwise, Codec, RowInt8, Uniform
+from gossamer.codecs import Blockwise, Codec, Projected, RowInt8, Uniform
 from gossamer.ops import OPS
 
 BITS = (1, 2, 4, 8)
@@ -22,9 +22,17 @@ SETTINGS: dict[str, list[Codec]] = {
         Blockwise(bits=2, block=1),
         Blockwise(bits=1, block=7),
         Blockwise(bits=4, block=1000, meta="float32"),
+        *(Blockwise(bits, block=60, bins="optimal") for bits in BITS),
+        Blockwise(bits=2, block=256, meta="float32", bins="optimal"),
+    ],
+    "Projected": [
+        Projected(),
+        Projected(ratio=2.5, then=Blockwise(bits=4, block=50, bins="optimal")),
+        Projected(ratio=3, then=RowInt8()),
+        Projected(ratio=2, then=Uniform(bits=2, meta="bfloat16")),
     ],
     "RowInt8": [RowInt8()],
-    "Uniform": [Uniform(bits) for bits in BITS],
+    "Uniform": [*map(Uniform, BITS), *(Uniform(bits, meta="bfloat16") for bits in (2, 8))],
 }
 
 
@@ -42,7 +50,16 @@ def row_codec(request: pytest.FixtureRequest) -> Codec:
     return request.param
 
 
-@pytest.fixture(params=[codec for codec in ALL if getattr(codec, "block", None) != 1], ids=repr)
+ROUNDING = [codec for codec in ALL if not isinstance(codec, Projected)]
+
+
+@pytest.fixture(params=ROUNDING, ids=repr)
+def rounding_codec(request: pytest.FixtureRequest) -> Codec:
+    """A codec that rounds each number to one of its two neighbours; projection mixes numbers, without any bound."""
+    return request.param
+
+
+@pytest.fixture(params=[codec for codec in ROUNDING if getattr(codec, "block", None) != 1], ids=repr)
 def coarse_codec(request: pytest.FixtureRequest) -> Codec:
     """A codec whose numbers share levels; a block of one number has a level for it alone."""
     return request.param

@@ -31,13 +31,13 @@ def slack(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_errors_stay_within_the_bound(codec, name, sample):
+def test_errors_stay_within_the_bound(rounding_codec, name, sample):
     shapes, roundings = [(37, 19), (3, 257), (40, 1)], [(None, 0.5), (0, 1.0), (1, 1.0)]
     for shape, (seed, share) in itertools.product(shapes, roundings):
         x = DATA[name](sample(*shape)).contiguous()
-        codes = codec.encode(x, seed)
-        bound = codec.error_bound(codes).broadcast_to(shape)
-        error = (codec.decode(codes) - x).abs()
+        codes = rounding_codec.encode(x, seed)
+        bound = rounding_codec.error_bound(codes).broadcast_to(shape)
+        error = (rounding_codec.decode(codes) - x).abs()
         assert (bound >= 0).all()
         assert (error <= share * bound + slack(x, bound)).all()
 
@@ -88,16 +88,16 @@ def known_rows() -> torch.Tensor:
     return x
 
 
-def test_stochastic_rounding_is_unbiased(codec):
+def test_stochastic_rounding_is_unbiased(rounding_codec):
     """Every element's mean over 2000 seeds is the element, for float32; other dtypes give the same codes.
 
     An element takes one of two values, so that its variance is known: (x - low)(high - x). The z-scores of the means
     are then standard normal.
     """
     x, draws = known_rows(), 2000
-    codes = [codec.encode(x, seed) for seed in range(draws)]
-    decoded = torch.stack([codec.decode(c) for c in codes]).double()
-    bound = codec.error_bound(codes[0]).broadcast_to(x.shape).double()
+    codes = [rounding_codec.encode(x, seed) for seed in range(draws)]
+    decoded = torch.stack([rounding_codec.decode(c) for c in codes]).double()
+    bound = rounding_codec.error_bound(codes[0]).broadcast_to(x.shape).double()
     x = x.double()
     low, high, error = decoded.amin(0), decoded.amax(0), decoded.mean(0) - x
     assert (high - low <= bound * (1 + 1e-4) + 2.0**-22 * x.abs()).all()
@@ -106,7 +106,7 @@ def test_stochastic_rounding_is_unbiased(codec):
     rare = expected < 25
     assert (error[rare].abs() <= (60 / draws * bound + slack(x, bound))[rare]).all()
     z = (error / ((x - low) * (high - x) / draws).sqrt())[~rare]
-    if SINGLE_NUMBERS in repr(codec):
+    if SINGLE_NUMBERS in repr(rounding_codec):
         return  # nearly everything lies on a level
     assert z.numel() >= 30
     assert abs(z.square().mean() - 1) < 4 * math.sqrt(2 / z.numel())

@@ -6,7 +6,8 @@ tests/codecs finds it and tests it.
 
 from .blockwise import Blockwise
 from .codec import Codec, Codes
+from .projected import Projected
 from .row_int8 import RowInt8
 from .uniform import Uniform
 
-__all__ = ["Blockwise", "Codec", "Codes", "RowInt8", "Uniform"]
+__all__ = ["Blockwise", "Codec", "Codes", "Projected", "RowInt8", "Uniform"]
