@@ -1,6 +1,7 @@
 """Gossamer: graph neural networks that weigh next to nothing."""
 
 from . import codecs, datasets, kernels, measure, memory, ops, report
+from .activations import compressed_activations
 from .checkpoint import BadCheckpoint
 from .codecs import Blockwise, Codec, Codes, Projected, RowInt8, Uniform
 from .compare import compare
@@ -34,6 +35,7 @@ __all__ = [
     "UnknownRecipe",
     "codecs",
     "compare",
+    "compressed_activations",
     "datasets",
     "kernels",
     "lighten_",
