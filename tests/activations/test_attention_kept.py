@@ -1,0 +1,422 @@
+"""GAT and GATv2 that keep few bits: the same outputs, gradients right on average, and nothing large kept."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch_geometric import nn as pyg
+
+import gossamer as gs
+from gossamer import measure, ops
+from gossamer.activations import attention, gatv2, plan
+from gossamer.activations.attention import Product, Setting, gat_sum
+from gossamer.activations.gatv2 import gatv2_sum
+
+NODES, HEADS, WIDTH = 60, 2, 9
+FEW = gs.Recipe(activations=gs.Blockwise(bits=2))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The tensors are small, and waking threads is not."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@final
+@dataclass(frozen=True)
+class Identity(gs.Codec):
+    """Keeps everything; below eight `bits` it is treated as a codec that rounds."""
+
+    bits: int = 2
+
+    def encode(self, x, seed=None):
+        assert seed is not None
+        return gs.Codes((x.detach().clone(),), x.shape, x.dtype)
+
+    def decode(self, codes):
+        return codes.tensors[0]
+
+    def nbytes(self, shape):
+        return 4 * torch.Size(shape).numel()
+
+    def error_bound(self, codes):
+        return torch.zeros(())
+
+
+def setting_of(codec, drop=None, shared=True):
+    return Setting(0.2, drop, plan.Plan(codec, codec, 8, codec, shared))
+
+
+def random_graph(num_src=NODES, num_dst=NODES, edges=300):
+    """With loops, duplicates and nodes without edges."""
+    generator = torch.Generator().manual_seed(1)
+    src, dst = (torch.randint(0, n - 2, (edges,), generator=generator) for n in (num_src, num_dst))
+    return gs.Graph.from_edge_index(torch.stack([src, dst]), (num_src, num_dst))
+
+
+def dots(h, att):
+    return (h.view(-1, *att.shape[1:]) * att).sum(-1)
+
+
+def gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, setting, made_from=(None, None)):
+    with torch.no_grad():
+        terms = dots(h_src, att_src), None if h_dst is None else dots(h_dst, att_dst)
+    return gat_sum(graph, h_src, h_dst, (att_src, att_dst), (*terms, a_edge), bias, setting, made_from)
+
+
+def plain_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, setting):
+    terms = dots(h_src, att_src), None if h_dst is None else dots(h_dst, att_dst)
+    p = ops.gat_attention(graph, *terms, a_edge, setting.slope)
+    return ops.spmm(graph, h_src, value=ops.dropout(p, *setting.drop) if setting.drop else p, bias=bias)
+
+
+def plain_gatv2(graph, h_src, h_dst, att, bias, setting):
+    p = ops.edge_softmax(graph, ops.gatv2_logits(graph, h_src, h_dst, att, setting.slope))
+    return ops.spmm(graph, h_src, value=ops.dropout(p, *setting.drop) if setting.drop else p, bias=bias)
+
+
+def tensors(*shapes, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+
+
+def gat_inputs(graph, heads=HEADS, width=WIDTH, dtype=torch.float32):
+    rows = (graph.num_src, heads * width), (graph.num_dst, heads * width)
+    atts, ends = [(1, heads, width)] * 2, [(graph.num_edges, heads), (heads * width,)]
+    return tensors(*rows, *atts, *ends, dtype=dtype)
+
+
+# The layers -----------------------------------------------------------------------------------------------------
+
+LAYERS = {
+    "gat": lambda: pyg.GATConv(12, WIDTH, HEADS, dropout=0.4),
+    "gat, mean": lambda: pyg.GATConv(12, WIDTH, HEADS, concat=False, dropout=0.4),
+    "gat, residual": lambda: pyg.GATConv(12, WIDTH, HEADS, residual=True),
+    "gat, no bias": lambda: pyg.GATConv(12, WIDTH, HEADS, bias=False, add_self_loops=False),
+    "gat, edges": lambda: pyg.GATConv(12, WIDTH, HEADS, edge_dim=3, dropout=0.4),
+    "gat, two kinds": lambda: pyg.GATConv((12, 12), WIDTH, HEADS, add_self_loops=False, dropout=0.4),
+    "gat, sources only": lambda: pyg.GATConv((12, 12), WIDTH, HEADS, add_self_loops=False),
+    "gatv2": lambda: pyg.GATv2Conv(12, WIDTH, HEADS, dropout=0.4),
+    "gatv2, mean": lambda: pyg.GATv2Conv(12, WIDTH, HEADS, concat=False, residual=True),
+    "gatv2, one weight": lambda: pyg.GATv2Conv(12, WIDTH, HEADS, share_weights=True, dropout=0.4),
+    "gatv2, two kinds": lambda: pyg.GATv2Conv((12, 12), WIDTH, HEADS, add_self_loops=False),
+}
+
+
+def arguments(name):
+    graph = random_graph()
+    x, other, attr = tensors((NODES, 12), (NODES, 12), (graph.num_edges, 3), seed=2)
+    edge_index = graph.edge_index
+    if "two kinds" in name:
+        return (x, other), edge_index
+    if "sources only" in name:
+        return (x, None), edge_index
+    return (x, edge_index, attr) if "edges" in name else (x, edge_index)
+
+
+def nodes_of(out):
+    """The names of the backward nodes behind `out`."""
+    names, found = set(), [out.grad_fn]
+    while found:
+        node = found.pop()
+        if node is not None and node not in names:
+            names.add(node)
+            found += [following for following, _ in node.next_functions]
+    return {type(node).__name__ for node in names}
+
+
+def keeps_few(out):
+    return bool({"_GatSumBackward", "_Gatv2SumBackward"} & nodes_of(out))
+
+
+def run(conv, args, recipe):
+    conv = copy.deepcopy(conv)
+    gs.lighten_(conv, recipe)
+    torch.manual_seed(5)
+    out = conv(*args)
+    leaves = [*conv.parameters(), *(t for a in args for t in (a if isinstance(a, tuple) else (a,)))]
+    leaves = [t for t in leaves if t is not None and t.requires_grad]
+    return out, torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request):
+    torch.manual_seed(0)
+    return LAYERS[request.param](), arguments(request.param)
+
+
+def test_outputs_are_the_same_bits(layer):
+    conv, args = layer  # x requires grad, so that the product before draws noise, and masks must not change by it
+    whole, few = (run(conv, args, recipe)[0] for recipe in (gs.Recipe(), FEW))
+    assert keeps_few(few) and not keeps_few(whole)
+    assert torch.equal(whole, few)
+
+
+def test_gradients_of_layers_with_a_codec_that_keeps_everything(layer, monkeypatch):
+    conv, args = layer
+    out, exact = run(conv, args, gs.Recipe())
+    monkeypatch.setattr(plan, "of", lambda module: setting_of(Identity()).plan)  # for the attention; products stay
+    kept, grads = run(conv, args, gs.Recipe())
+    assert keeps_few(kept) and torch.equal(out, kept)
+    for grad, truth in zip(grads, exact, strict=True):
+        assert (grad is None) == (truth is None)
+        if truth is not None:
+            torch.testing.assert_close(grad, truth, rtol=1e-4, atol=1e-5 * float(truth.abs().max()))
+
+
+def test_nothing_as_large_as_rows_or_weights_is_kept(layer):
+    conv, args = layer
+    gs.lighten_(conv, FEW)
+    with measure.kept(exclude=[conv, args]) as account:
+        out = conv(*args)
+    assert keeps_few(out)
+    floats = [t.shape for t in account.tensors if t.dtype.is_floating_point and t.bytes >= 4 * NODES * HEADS]
+    terms = [(NODES, HEADS)] * 2 if isinstance(conv, pyg.GATConv) else []
+    edges = 300 + NODES - int((args[1][0] == args[1][1]).sum())
+    allowed = [*terms, *([(edges, HEADS), (edges, 3)] if len(args) == 3 else [])]  # the edge term and edge_attr, sorted
+    for shape in floats:
+        assert shape in allowed, account
+        allowed.remove(shape)
+
+
+def test_the_present_path_where_few_bits_do_not_apply():
+    conv, (x, edge_index) = LAYERS["gat"](), arguments("gat")
+    gs.lighten_(conv, FEW)
+    assert keeps_few(conv(x, edge_index))
+    out, (_, weights) = conv(x, edge_index, return_attention_weights=True)
+    assert not keeps_few(out) and weights.requires_grad
+    with torch.no_grad():
+        assert conv(x, edge_index).grad_fn is None
+    small = conv(x[:50], edge_index[:, (edge_index < 50).all(0)])
+    assert not keeps_few(small)  # fewer than 1024 elements
+    conv.requires_grad_(False)
+    assert conv(x.detach(), edge_index).grad_fn is None
+
+
+# Gradients ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [2, 8])
+@pytest.mark.parametrize("rows", ["the same", "apart", "sources only"])
+@pytest.mark.parametrize("edges", [True, False])
+def test_gradcheck_gat(rows, edges, bits):
+    graph = random_graph(9, 9 if rows == "the same" else 7, 24)
+    h_src, h_dst, *atts, a_edge, bias = gat_inputs(graph, 2, 3, torch.float64)
+    setting = setting_of(Identity(bits), (0.3, 11))
+
+    def function(h_src, h_dst, att_src, att_dst, a_edge, bias):
+        h_dst = {"the same": h_src, "apart": h_dst, "sources only": None}[rows]
+        return gat(graph, h_src, h_dst, att_src, att_dst, a_edge if edges else None, bias, setting)
+
+    assert torch.autograd.gradcheck(function, (h_src, h_dst, *atts, a_edge, bias), fast_mode=True)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_gradcheck_gat_of_products(same):
+    """datt from the data behind the rows."""
+    graph = random_graph(9, 9, 24)
+    x, y, weight, *atts = tensors((9, 4), (9, 4), (6, 4), (1, 2, 3), (1, 2, 3), dtype=torch.float64)
+    x, y = x.detach(), x.detach() if same else y.detach()
+
+    def function(weight, att_src, att_dst):
+        h_src = x @ weight.t()
+        h_dst = h_src if same else y @ weight.t()
+        products = (Product(x, weight), Product(y, weight))
+        return gat(graph, h_src, h_dst, att_src, att_dst, None, None, setting_of(Identity(), (0.3, 11)), products)
+
+    assert torch.autograd.gradcheck(function, (weight, *atts), fast_mode=True)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_gradcheck_gatv2(same):
+    graph = random_graph(9, 9 if same else 7, 24)
+    inputs = tensors((9, 6), (graph.num_dst, 6), (2, 3), (6,), dtype=torch.float64)
+    setting = setting_of(Identity(), (0.3, 11))
+
+    def function(h_src, h_dst, att, bias):
+        return gatv2_sum(graph, h_src, h_src if same else h_dst, att, bias, setting)
+
+    assert torch.autograd.gradcheck(function, tuple(inputs), fast_mode=True)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,), (5,), (2, 3), (0, 5)])
+def test_only_what_is_asked_for(wanted):
+    """Any part may be frozen; with the bias alone nothing is kept."""
+    graph = random_graph()
+    inputs = [t.requires_grad_(k in wanted) for k, t in enumerate(gat_inputs(graph))]
+    leaves, setting = [inputs[k] for k in wanted], setting_of(Identity(), (0.3, 11))
+    exact = torch.autograd.grad(plain_gat(graph, *inputs, setting).square().sum(), leaves)
+    with measure.kept(exclude=inputs) as account:
+        out = gat(graph, *inputs, setting)
+    assert (account.bytes == 0) == (wanted == (5,))
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), leaves), exact, rtol=1e-4, atol=1e-4)
+
+
+def trials(function, leaves, count):
+    """The mean of a gradient over many draws of noise, and the variance of one draw."""
+    torch.manual_seed(3)
+    total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves]
+    squares = [t.clone() for t in total]
+    for _ in range(count):
+        for t, s, grad in zip(total, squares, torch.autograd.grad(function(), leaves), strict=True):
+            t += grad
+            s += grad.double().square()
+    return [(t / count, (s / count - (t / count).square()).clamp(min=0)) for t, s in zip(total, squares, strict=True)]
+
+
+def assert_unbiased(function, leaves, exact, count=300):
+    for (mean, variance), truth in zip(trials(function, leaves, count), exact, strict=True):
+        off, error = mean - truth, (variance / count).sqrt() + 1e-6 * truth.abs().max()
+        assert float((off / error).abs().max()) < 5.5
+        # all together: the squared distance of the mean is what the variances say, far from what a bias would add
+        assert float(off.square().sum()) < 2.5 * float(error.square().sum())
+        assert float(variance.sum()) > 0 or float(off.abs().max()) <= 1e-5 * float(truth.abs().max())
+
+
+@pytest.mark.parametrize("codec", [gs.Blockwise(bits=2, bins="optimal"), gs.Uniform(bits=4)])
+@pytest.mark.parametrize("same", [True, False])
+def test_unbiased_gat(codec, same):
+    graph, setting = random_graph(), setting_of(codec, (0.3, 11))
+    h_src, h_dst, *rest = gat_inputs(graph)
+    h_dst = h_src if same else h_dst
+    leaves = [h_src, *([] if same else [h_dst]), *rest]
+    dout = torch.randn(NODES, HEADS * WIDTH, generator=torch.Generator().manual_seed(4))
+    exact = torch.autograd.grad((plain_gat(graph, h_src, h_dst, *rest, setting) * dout).sum(), leaves)
+    assert_unbiased(lambda: (gat(graph, h_src, h_dst, *rest, setting) * dout).sum(), leaves, exact)
+
+
+def test_unbiased_gat_in_a_layer_on_data():
+    """One draw of h alone is kept: datt comes from the data, exactly but for da."""
+    conv, (x, edge_index) = pyg.GATConv(12, WIDTH, HEADS), arguments("gat")
+    x = x.detach()
+    exact = run(conv, (x, edge_index), gs.Recipe())[1]
+    gs.lighten_(conv, FEW)
+    assert_unbiased(lambda: conv(x, edge_index).square().sum(), list(conv.parameters()), exact)
+
+
+def test_gatv2_is_biased_no_more_than_documented():
+    graph, setting = random_graph(), setting_of(gs.Blockwise(bits=8), (0.3, 11))
+    inputs = tensors((NODES, 18), (NODES, 18), (HEADS, WIDTH), (18,))
+    dout = torch.randn(NODES, 18, generator=torch.Generator().manual_seed(4))
+    exact = torch.autograd.grad((plain_gatv2(graph, *inputs, setting) * dout).sum(), inputs)
+    found = trials(lambda: (gatv2_sum(graph, *inputs, setting) * dout).sum(), inputs, 300)
+    for (mean, _), truth, most in zip(found, exact, (0.025, 0.21, 0.003, 1e-6), strict=True):
+        assert float((mean - truth).norm()) < most * float(truth.norm())
+    assert float(found[0][1].sum()) > 0
+
+
+# What is kept ---------------------------------------------------------------------------------------------------
+
+
+def call(kind):
+    """A function that sums the neighbours of rows, rows for it, and its other leaves."""
+    graph, setting = random_graph(), setting_of(gs.Blockwise(bits=2 if kind == "gat" else 8), (0.3, 11))
+    h, _, *atts, a_edge, bias = map(nn.Parameter, gat_inputs(graph))
+    if kind == "gat":
+        return lambda h: gat(graph, h, h, *atts, a_edge, bias, setting), h, [*atts, a_edge, bias]
+    return lambda h: gatv2_sum(graph, h, h, atts[0][0], bias, setting), h, [atts[0], bias]
+
+
+KINDS = pytest.mark.parametrize("kind", ["gat", "gatv2"])
+
+
+@KINDS
+def test_backward_twice_gives_the_same_and_second_derivatives_are_refused(kind):
+    function, h, leaves = call(kind)
+    leaves = [h, *leaves]
+    loss = function(h).square().sum()
+    first, again = (torch.autograd.grad(loss, leaves, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    grads = torch.autograd.grad(loss, leaves, create_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, grads, strict=True))
+    with pytest.raises(RuntimeError, match=r"allow one derivative.*activations=gs.Keep\(\)"):
+        grads[0].square().sum().backward()
+
+
+def test_bytes_kept_by_gat():
+    graph, shape = random_graph(), (NODES, HEADS * WIDTH)
+    x, weight = tensors((NODES, 12), (HEADS * WIDTH, 12))
+    _, _, *atts, a_edge, bias = map(nn.Parameter, gat_inputs(graph))
+    terms = 2 * 4 * NODES * HEADS
+    for bits, draws in ((2, 2), (4, 2), (8, 1)):
+        codec = gs.Blockwise(bits=bits)
+        for product, own in (None, draws), (Product(x.detach(), weight), 1):
+            with measure.kept(exclude=[x, weight]) as account:
+                out = gat(graph, h := x @ weight.t(), h, *atts, a_edge, bias, setting_of(codec), (product, None))
+            assert account.bytes == own * codec.nbytes(shape) + terms
+            assert out.requires_grad
+
+
+def test_bytes_kept_by_gatv2():
+    graph, codec = random_graph(), gs.Blockwise(bits=8)
+    h, g, att, bias = (nn.Parameter(t) for t in tensors((NODES, 18), (NODES, 18), (HEADS, WIDTH), (18,)))
+    for other, count in ((g, 2), (h, 1)):
+        with measure.kept() as account:
+            out = gatv2_sum(graph, h, other, att, bias, setting_of(codec))
+        assert account.bytes == count * codec.nbytes(h.shape) and out.requires_grad
+
+
+@KINDS
+def test_rows_and_weights_die_after_forward(kind, monkeypatch):
+    seen = []
+
+    def watch(name):
+        plain = getattr(ops, name)
+
+        def watched(*args, **named):
+            result = plain(*args, **named)
+            given = [*args, *named.values(), result if name == "dropout" else None]
+            seen.extend(
+                StorageWeakRef(t.untyped_storage()) for t in given if isinstance(t, torch.Tensor) and t.dim() > 1
+            )
+            return result
+
+        monkeypatch.setattr(ops, name, watched)
+
+    watch("spmm")
+    watch("dropout")
+    function, h, _ = call(kind)
+    out = function(h * 2)
+    assert len(seen) == 4 and all(ref.expired() for ref in seen)  # rows, weights, weights before and after dropout
+    assert out.requires_grad
+
+
+@KINDS
+def test_threads_make_no_difference(kind, monkeypatch):
+    monkeypatch.setattr(attention, "SPAN", 7)
+    function, h, leaves = call(kind)
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        seeds = iter(range(9))
+        for module in (attention, gatv2):
+            monkeypatch.setattr(module, "draw_seed", partial(next, seeds))
+        results.append(torch.autograd.grad(function(h).square().sum(), [h, *leaves]))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@KINDS
+def test_not_a_number_is_refused(kind):
+    function, h, _ = call(kind)
+    h.data[3, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"`x` must be finite to be encoded \(got 1 NaN"):
+        function(h)
+
+
+def test_a_term_changed_in_place_is_noticed():
+    function, h, (*_, a_edge, _) = call("gat")
+    loss = function(h).square().sum()
+    with torch.no_grad():
+        a_edge.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
