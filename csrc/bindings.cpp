@@ -102,6 +102,52 @@ void define_graph(nb::module_& m) {
   });
 }
 
+// A kept chain crosses as one object, made once per call from addresses (kernels/cpu_chain.py).
+void define_chains(nb::module_& m) {
+  nb::class_<KeptChain>(m, "KeptChain")
+      .def("__init__", [](KeptChain* k, Address codes, Address zero, Address range, int64_t numel, int64_t block,
+                          int bits, bool bf16_meta, Address levels, Address mask, Address slopes, int slope_bits,
+                          float low, float width, float passing, float slope, double p, uint64_t seed) {
+        new (k) KeptChain{at<uint8_t>(codes), at<void>(zero), at<void>(range),
+                          {numel, block, bits, bf16_meta, at<float>(levels)},
+                          at<uint8_t>(mask), at<uint8_t>(slopes), slope_bits, low, width, passing, slope, p, seed};
+      });
+  def(m, "chain_keep",
+      [](Address x, Address scale, Address shift, Address col_mean, Address col_rstd, Address weight, Address bias,
+         float eps, Address mean, Address var, int64_t first_row, int64_t rows, int64_t cols, int act, float slope,
+         double p, uint64_t seed, const KeptChain& k, bool stochastic, uint64_t noise, Address out, int64_t group,
+         int threads) {
+        const ColumnAffine columns = {at<float>(scale), at<float>(shift), at<float>(col_mean), at<float>(col_rstd)};
+        const ChainRows in = {at<float>(x), columns, {at<float>(weight), at<float>(bias), eps}, at<float>(mean),
+                              at<float>(var), first_row, rows, cols};
+        return kernels().chain_keep(in, {act, slope, p, seed}, k, {stochastic, noise}, at<float>(out), group, threads);
+      });
+  def(m, "chain_sums",
+      [](Address dout, const KeptChain& k, Address partial, Address sum_g, Address sum_gx, int64_t rows, int64_t cols,
+         int threads) {
+        return kernels().chain_sums(at<float>(dout), k, at<float>(partial), at<float>(sum_g), at<float>(sum_gx), rows,
+                                    cols, threads);
+      });
+  def(m, "chain_backward",
+      [](Address dout, const KeptChain& k, Address scale, Address by_hat, Address constant, Address dx, int64_t rows,
+         int64_t cols, int threads) {
+        return kernels().chain_backward(at<float>(dout), k, at<float>(scale), at<float>(by_hat), at<float>(constant),
+                                        at<float>(dx), rows, cols, threads);
+      });
+  def(m, "chain_row_backward",
+      [](Address dout, const KeptChain& k, Address weight, Address rstd, Address partial, Address dx, Address dweight,
+         Address dbias, int64_t rows, int64_t cols, int threads) {
+        return kernels().chain_row_backward(at<float>(dout), k, at<float>(weight), at<float>(rstd), at<float>(partial),
+                                            at<float>(dx), at<float>(dweight), at<float>(dbias), rows, cols, threads);
+      });
+  def(m, "chain_decode",
+      [](const KeptChain& k, Address weight, Address bias, bool result_kept, Address out, int64_t first_row,
+         int64_t rows, int64_t cols, int threads) {
+        return kernels().chain_decode(k, {at<float>(weight), at<float>(bias), 0.0f}, result_kept, at<float>(out),
+                                      first_row, rows, cols, threads);
+      });
+}
+
 void define_codes(nb::module_& m) {
   def(m, "quantize_rows",
       [](Address x, Address codes, Address scale, int64_t rows, int64_t cols, bool stochastic, uint64_t seed,
@@ -114,15 +160,24 @@ void define_codes(nb::module_& m) {
   });
   def(m, "pack",
       [](Address x, int64_t numel, int64_t block, int bits, bool bf16_meta, Address codes, Address zero, Address range,
-         bool stochastic, uint64_t seed, int threads) {
-        kernels().pack(at<float>(x), {numel, block, bits, bf16_meta}, at<uint8_t>(codes), at<void>(zero),
-                       at<void>(range), {stochastic, seed}, threads);
+         Address levels, bool stochastic, uint64_t seed, int threads) {
+        kernels().pack(at<float>(x), {numel, block, bits, bf16_meta, at<float>(levels)}, at<uint8_t>(codes),
+                       at<void>(zero), at<void>(range), {stochastic, seed}, threads);
       });
   def(m, "unpack",
       [](Address codes, Address zero, Address range, int64_t numel, int64_t block, int bits, bool bf16_meta,
-         Address out, int threads) {
-        kernels().unpack(at<uint8_t>(codes), at<void>(zero), at<void>(range), {numel, block, bits, bf16_meta},
-                         at<float>(out), threads);
+         Address levels, Address out, int threads) {
+        kernels().unpack(at<uint8_t>(codes), at<void>(zero), at<void>(range),
+                         {numel, block, bits, bf16_meta, at<float>(levels)}, at<float>(out), threads);
+      });
+  def(m, "pack_fixed",
+      [](Address x, int64_t numel, int bits, float low, float range, bool stochastic, uint64_t seed, Address codes,
+         int threads) {
+        kernels().pack_fixed(at<float>(x), numel, bits, low, range, {stochastic, seed}, at<uint8_t>(codes), threads);
+      });
+  def(m, "unpack_fixed",
+      [](Address codes, int64_t numel, int bits, float low, float range, Address out, int threads) {
+        kernels().unpack_fixed(at<uint8_t>(codes), numel, bits, low, range, at<float>(out), threads);
       });
   def(m, "gather_rows", [](Address x, Address ids, Address out, int64_t count, int64_t row_bytes, int threads) {
     kernels().gather_rows(at<char>(x), at<int64_t>(ids), at<char>(out), count, row_bytes, threads);
@@ -243,10 +298,10 @@ void define_norm(nb::module_& m) {
 
 // Tensors over buffers of the pool, which gets each back when its last owner is gone.
 void define_pool(nb::module_& m) {
-  m.def("pool_tensor", [](const std::vector<size_t>& shape, int code, int bits) {
+  m.def("pool_tensor", [](const std::vector<size_t>& shape, int code, int bits, bool roomy) {
     int64_t bytes = bits / 8;
     for (size_t extent : shape) bytes *= int64_t(extent);
-    void* buffer = pool_take(bytes);
+    void* buffer = pool_take(bytes, roomy);
     if (!buffer) throw std::bad_alloc();
     nb::capsule owner(buffer, [](void* p) noexcept { pool_give(p); });
     const nb::dlpack::dtype type = {uint8_t(code), uint8_t(bits), 1};
@@ -276,6 +331,7 @@ NB_MODULE(_native, m) {
   define_graph(m);
   define_sparse(m);
   define_codes(m);
+  define_chains(m);
   define_dropout(m);
   define_attention(m);
   define_norm(m);

@@ -28,19 +28,20 @@ template <int Bits>
 static void gather_packed_rows(const uint8_t* codes, const void* zero, const void* range, const int64_t* ids,
                                float* out, int64_t count, int64_t cols, bool bf16_meta, int threads) {
   const int64_t bytes = ceil_div(cols * Bits, 8);
+  Bins bins;
+  fill_bins(&bins, nullptr, Bits);
   parallel_for(count, max_of<int64_t>(1, 16384 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
     for (int64_t k = first; k < last; ++k) {
       if (k + kPrefetchRows < count) prefetch_bytes(codes + ids[k + kPrefetchRows] * bytes, bytes);
       const BlockRange r = {read_meta(zero, ids[k], bf16_meta), read_meta(range, ids[k], bf16_meta)};
-      unpack_block<Bits>(codes + ids[k] * bytes, cols, r, out + k * cols, false);
+      unpack_span<Bits>(codes + ids[k] * bytes, 0, cols, r, bins, out + k * cols);
     }
   });
 }
 
 static void gather_packed(const uint8_t* codes, const void* zero, const void* range, const int64_t* ids, float* out,
                           int64_t count, int64_t cols, int bits, bool bf16_meta, int threads) {
-  if (bits == 1) gather_packed_rows<1>(codes, zero, range, ids, out, count, cols, bf16_meta, threads);
-  else if (bits == 2) gather_packed_rows<2>(codes, zero, range, ids, out, count, cols, bf16_meta, threads);
-  else if (bits == 4) gather_packed_rows<4>(codes, zero, range, ids, out, count, cols, bf16_meta, threads);
-  else gather_packed_rows<8>(codes, zero, range, ids, out, count, cols, bf16_meta, threads);
+  by_bits(bits, [&](auto tag) {
+    gather_packed_rows<decltype(tag)::value>(codes, zero, range, ids, out, count, cols, bf16_meta, threads);
+  });
 }

@@ -31,7 +31,8 @@ struct Blocks {
   int64_t numel;
   int64_t block;
   int bits;
-  bool bf16_meta;  // zero and range are stored as bfloat16, else as float
+  bool bf16_meta;       // zero and range are stored as bfloat16, else as float
+  const float* levels;  // [2^bits] in units of a uniform step; null: uniform
 };
 
 // What is added to every row of a neighbour sum: root * x_i (square graphs), a bias per column, and row i of `rows`
@@ -61,6 +62,29 @@ struct Correction {
 struct RowAffine {
   const float *weight, *bias;
   float eps;
+};
+
+// What a chain of norm, activation and dropout keeps (ops/kept_chain.py). `codes` with zero and range: the normalised
+// rows in few bits, null: nothing. What backward multiplies by: `passing` where a bit is set, else `slope`; or a code of
+// the derivative in slope_bits of [low, low + width]; or 1. Dropout is made again from (p, seed) unless p = 0.
+struct KeptChain {
+  uint8_t* codes;
+  void *zero, *range;
+  Blocks blocks;
+  uint8_t *bits, *slopes;
+  int slope_bits;
+  float low, width, passing, slope;
+  double p;
+  uint64_t seed;
+};
+// Rows first_row .. of a chain's input; x points at the first. Statistics by column if columns.scale is there, by row
+// (written to mean and var) if those are, else none.
+struct ChainRows {
+  const float* x;
+  ColumnAffine columns;
+  RowAffine affine;
+  float *mean, *var;
+  int64_t first_row, rows, cols;
 };
 
 // The three parts of an attention logit: src [num_src, heads], dst [num_dst, heads], edge [nnz, heads]; null: absent.
@@ -114,12 +138,26 @@ struct Kernels {
   void (*layer_norm_backward)(const float* dout, const float* x, RowAffine, Pointwise, const float* mean,
                               const float* var, float* partial, float* dx, float* dweight, float* dbias, int64_t rows,
                               int64_t cols, int threads);
+  // ops/kept_chain.py; false: no memory left for scratch
+  bool (*chain_keep)(ChainRows, Pointwise, KeptChain, Noise, float* out, int64_t group, int threads);
+  bool (*chain_sums)(const float* dout, KeptChain, float* partial, float* sum_g, float* sum_gx, int64_t rows,
+                     int64_t cols, int threads);
+  bool (*chain_backward)(const float* dout, KeptChain, const float* scale, const float* by_hat, const float* constant,
+                         float* dx, int64_t rows, int64_t cols, int threads);
+  bool (*chain_row_backward)(const float* dout, KeptChain, const float* weight, const float* rstd, float* partial,
+                             float* dx, float* dweight, float* dbias, int64_t rows, int64_t cols, int threads);
+  bool (*chain_decode)(KeptChain, RowAffine, bool result_kept, float* out, int64_t first_row, int64_t rows,
+                       int64_t cols, int threads);
   // ops/quantize_rows.py
   void (*quantize_rows)(const float* x, int8_t* codes, float* scale, int64_t rows, int64_t cols, Noise, int threads);
   void (*dequantize_rows)(const int8_t* codes, const float* scale, float* out, int64_t rows, int64_t cols, int threads);
   // ops/pack.py
   void (*pack)(const float* x, Blocks, uint8_t* codes, void* zero, void* range, Noise, int threads);
   void (*unpack)(const uint8_t* codes, const void* zero, const void* range, Blocks, float* out, int threads);
+  // ops/pack_fixed.py
+  void (*pack_fixed)(const float* x, int64_t numel, int bits, float low, float range, Noise, uint8_t* codes,
+                     int threads);
+  void (*unpack_fixed)(const uint8_t* codes, int64_t numel, int bits, float low, float range, float* out, int threads);
   // ops/random.py, ops/dropout.py
   void (*random_bits)(uint64_t seed, int64_t offset, uint32_t* out, int64_t numel, int threads);
   void (*dropout)(const float* x, float* out, uint8_t* mask, int64_t numel, double p, uint64_t seed, int threads);

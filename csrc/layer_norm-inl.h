@@ -8,6 +8,17 @@ GOSSAMER_INLINE float row_sum(int64_t cols, const F& f) {
   return sum_lanes(sum);
 }
 
+GOSSAMER_INLINE float row_mean(const float* row, int64_t cols, float inverse) {
+  return row_sum(cols, [&](int64_t c, int64_t count) { return load_part(row + c, count); }) * inverse;
+}
+GOSSAMER_INLINE float row_var(const float* row, int64_t cols, float mean, float inverse) {
+  const auto square = [&](int64_t c, int64_t count) {
+    const f32x16 d = load_part(row + c, count, mean) - mean;
+    return d * d;
+  };
+  return row_sum(cols, square) * inverse;
+}
+
 template <int A>
 static void layer_norm_as(const float* x, RowAffine f, Pointwise pw, float* out, float* mean, float* var, int64_t rows,
                           int64_t cols, int threads) {
@@ -17,14 +28,9 @@ static void layer_norm_as(const float* x, RowAffine f, Pointwise pw, float* out,
   parallel_for(rows, 1 + 16384 / (cols + 1), threads, [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
       const float* row = x + r * cols;
-      const float m = row_sum(cols, [&](int64_t c, int64_t count) { return load_part(row + c, count); }) * inverse;
-      var[r] = row_sum(cols,
-                       [&](int64_t c, int64_t count) {
-                         const f32x16 d = load_part(row + c, count, m) - m;
-                         return d * d;
-                       }) *
-               inverse;
+      const float m = row_mean(row, cols, inverse);
       mean[r] = m;
+      var[r] = row_var(row, cols, m, inverse);
       const float rstd = 1.0f / __builtin_sqrtf(var[r] + f.eps);
       for (int64_t c = 0; c < cols; c += kLanes) {
         const int64_t count = cols - c;

@@ -1,6 +1,20 @@
 // Blocks of few-bit codes. Per block: zero <= min x, range >= max x - zero, code = min(floor((x - zero) * inv + u),
 // top) with top = 2^bits - 1 and inv = top / range. Element e of a block occupies bits (e * bits) mod 8 upward of byte
-// e * bits / 8; every block starts on a byte.
+// e * bits / 8; every block starts on a byte. With levels that are not uniform, position() first maps each bin between
+// two of them to length one, and the decoder looks the level up.
+
+// Levels in units of a uniform step, and 1 / (the gap above each).
+struct Bins {
+  float level[256], inverse[256];
+  bool uniform;
+};
+GOSSAMER_INLINE void fill_bins(Bins* b, const float* levels, int bits) {
+  b->uniform = !levels;
+  for (int k = 0; levels && k < 1 << bits; ++k) {
+    b->level[k] = levels[k];
+    b->inverse[k] = k + 1 < 1 << bits ? 1.0f / (levels[k + 1] - levels[k]) : 0.0f;
+  }
+}
 
 GOSSAMER_INLINE float bf16_down(float x) {  // the largest bfloat16 that is not above x
   uint32_t u = bits_of<uint32_t>(x);
@@ -38,10 +52,20 @@ GOSSAMER_INLINE BlockRange block_range(const float* x, int64_t n, bool bf16_meta
   return {zero, bf16_meta ? bf16_up(spread) : spread};
 }
 
-template <bool Stochastic>
-GOSSAMER_INLINE i32x16 block_codes(f32x16 x, BlockRange r, float inverse, float top, Key key, uint64_t index) {
-  const f32x16 t = (x - r.zero) * inverse + (Stochastic ? random_unit(key, index) : splat(0.5f));
-  return truncate(minimum(maximum(t, splat(0.0f)), splat(top)));
+// Which bin h lies in, and how far: the sum over bins of how much of each lies below h.
+template <int Bits>
+GOSSAMER_INLINE f32x16 position(f32x16 h, const Bins& b) {
+  f32x16 t = splat(0.0f);
+  for (int k = 0; k < (1 << Bits) - 1; ++k)
+    t += minimum(maximum((h - b.level[k]) * b.inverse[k], splat(0.0f)), splat(1.0f));
+  return t;
+}
+
+template <int Bits, bool Stochastic, bool Uniform>
+GOSSAMER_INLINE i32x16 block_codes(f32x16 x, BlockRange r, float inverse, const Bins& b, Key key, uint64_t index) {
+  const f32x16 h = (x - r.zero) * inverse;
+  const f32x16 t = (Uniform ? h : position<Bits>(h, b)) + (Stochastic ? random_unit(key, index) : splat(0.5f));
+  return truncate(minimum(maximum(t, splat(0.0f)), splat(float((1 << Bits) - 1))));
 }
 
 // Sixty-four codes, one a byte, into 8 * bits bytes.
@@ -92,10 +116,9 @@ GOSSAMER_INLINE void spread64(const uint8_t* in, uint8_t* codes) {
   }
 }
 
-template <int Bits, bool Stochastic>
-static void pack_block(const float* x, int64_t n, BlockRange r, uint8_t* out, Key key, uint64_t index) {
-  const float top = float((1 << Bits) - 1);
-  const float inverse = r.range > 0 ? top / r.range : 0.0f;
+template <int Bits, bool Stochastic, bool Uniform>
+static void pack_block_as(const float* x, int64_t n, BlockRange r, float inverse, const Bins& b, uint8_t* out, Key key,
+                          uint64_t index) {
   uint8_t codes[64];
   for (int64_t c = 0; c < n; c += 64) {
     const int64_t count = min_of<int64_t>(64, n - c);
@@ -107,8 +130,8 @@ static void pack_block(const float* x, int64_t n, BlockRange r, uint8_t* out, Ke
       in = tail;
     }
     for (int k = 0; k < 64; k += kLanes) {
-      i32x16 q = block_codes<Stochastic>(load<f32x16>(in + k), r, inverse, top, key, index + uint64_t(c + k));
-      narrow_bytes(codes + k, q);
+      const f32x16 v = load<f32x16>(in + k);
+      narrow_bytes(codes + k, block_codes<Bits, Stochastic, Uniform>(v, r, inverse, b, key, index + uint64_t(c + k)));
     }
     if (count == 64) {
       squeeze64<Bits>(codes, out + c * Bits / 8);
@@ -121,23 +144,62 @@ static void pack_block(const float* x, int64_t n, BlockRange r, uint8_t* out, Ke
   }
 }
 
+// What one call rounds with.
+struct Rounding {
+  Bins bins;
+  Key key;
+  bool stochastic;
+};
+
+// n elements of one block, whose first has the given index in the tensor.
 template <int Bits>
-static void unpack_block(const uint8_t* in, int64_t n, BlockRange r, float* out, bool streaming) {
+GOSSAMER_INLINE void pack_block(const float* x, int64_t n, BlockRange r, const Rounding& how, uint8_t* out,
+                                uint64_t index) {
+  const float top = float((1 << Bits) - 1), inverse = r.range > 0 ? top / r.range : 0.0f;
+  if (r.zero != r.zero) std::memset(out, 0, size_t(ceil_div(n * Bits, 8)));
+  else if (how.stochastic && how.bins.uniform)
+    pack_block_as<Bits, true, true>(x, n, r, inverse, how.bins, out, how.key, index);
+  else if (how.stochastic) pack_block_as<Bits, true, false>(x, n, r, inverse, how.bins, out, how.key, index);
+  else if (how.bins.uniform) pack_block_as<Bits, false, true>(x, n, r, inverse, how.bins, out, how.key, index);
+  else pack_block_as<Bits, false, false>(x, n, r, inverse, how.bins, out, how.key, index);
+}
+
+template <int Bits>
+GOSSAMER_INLINE f32x16 levels_of(i32x16 q, const Bins& b) {
+  if (Bits <= 4) return lookup16(b.level, q);
+  int32_t codes[kLanes];
+  float found[kLanes];
+  store(codes, q);
+  for (int k = 0; k < kLanes; ++k) found[k] = b.level[codes[k]];
+  return load<f32x16>(found);
+}
+
+// Elements first .. first + n - 1 of one block, whose codes begin at `in`.
+template <int Bits, bool Uniform>
+static void unpack_span_as(const uint8_t* in, int64_t first, int64_t n, BlockRange r, const Bins& b, float* out,
+                           bool streaming) {
   const float step = r.range / float((1 << Bits) - 1);
   uint8_t codes[64];
-  for (int64_t c = 0; c < n; c += 64) {
-    const int64_t count = min_of<int64_t>(64, n - c);
-    float tail[64];
+  for (int64_t c = first / 64 * 64; c < first + n; c += 64) {  // pieces of 64 that begin on whole bytes
+    const int64_t skip = max_of<int64_t>(0, first - c), end = min_of<int64_t>(64, first + n - c);
+    const bool whole = skip == 0 && end == 64;
+    float part[64];
     uint8_t squeezed[64] = {};
-    float* to = count == 64 ? out + c : tail;
-    if (count < 64) std::memcpy(squeezed, in + c * Bits / 8, size_t(ceil_div(count * Bits, 8)));
-    spread64<Bits>(count == 64 ? in + c * Bits / 8 : squeezed, codes);
+    if (!whole) std::memcpy(squeezed, in + c * Bits / 8, size_t(ceil_div(end * Bits, 8)));
+    spread64<Bits>(whole ? in + c * Bits / 8 : squeezed, codes);
+    float* to = whole ? out + (c - first) : part;
     for (int k = 0; k < 64; k += kLanes) {
-      const f32x16 q = to_float(widen(codes + k));
-      put(to + k, q * step + r.zero, streaming && count == 64);
+      const i32x16 q = widen(codes + k);
+      put(to + k, (Uniform ? to_float(q) : levels_of<Bits>(q, b)) * step + r.zero, streaming && whole);
     }
-    if (count < 64) std::memcpy(out + c, tail, size_t(count) * sizeof(float));
+    if (!whole) std::memcpy(out + (c + skip - first), part + skip, size_t(end - skip) * sizeof(float));
   }
+}
+template <int Bits>
+GOSSAMER_INLINE void unpack_span(const uint8_t* in, int64_t first, int64_t n, BlockRange r, const Bins& b, float* out,
+                                 bool streaming = false) {
+  if (b.uniform) unpack_span_as<Bits, true>(in, first, n, r, b, out, streaming);
+  else unpack_span_as<Bits, false>(in, first, n, r, b, out, streaming);
 }
 
 GOSSAMER_INLINE void write_meta(void* p, int64_t k, float value, bool bf16) {
@@ -149,8 +211,8 @@ GOSSAMER_INLINE float read_meta(const void* p, int64_t k, bool bf16) {
 }
 
 template <int Bits>
-static void pack_blocks(const float* x, Blocks b, uint8_t* codes, void* zero, void* range, Noise noise, int threads) {
-  const Key key = key_of(noise.seed);
+static void pack_blocks(const float* x, Blocks b, uint8_t* codes, void* zero, void* range, const Rounding& how,
+                        int threads) {
   const int64_t count = ceil_div(b.numel, b.block), bytes = ceil_div(b.block * Bits, 8);
   parallel_for(count, max_of<int64_t>(1, 16384 / b.block), threads, [&](int64_t first, int64_t last) {
     for (int64_t k = first; k < last; ++k) {
@@ -160,38 +222,84 @@ static void pack_blocks(const float* x, Blocks b, uint8_t* codes, void* zero, vo
       const BlockRange r = block_range(x + start, n, b.bf16_meta);
       write_meta(zero, k, r.zero, b.bf16_meta);
       write_meta(range, k, r.range, b.bf16_meta);
-      if (r.zero != r.zero) std::memset(codes + k * bytes, 0, size_t(ceil_div(n * Bits, 8)));
-      else if (noise.on) pack_block<Bits, true>(x + start, n, r, codes + k * bytes, key, uint64_t(start));
-      else pack_block<Bits, false>(x + start, n, r, codes + k * bytes, key, uint64_t(start));
+      pack_block<Bits>(x + start, n, r, how, codes + k * bytes, uint64_t(start));
     }
   });
 }
 
+// Elements first .. first + n - 1 of the tensor.
 template <int Bits>
-static void unpack_blocks(const uint8_t* codes, const void* zero, const void* range, Blocks b, float* out,
-                          int threads) {
+GOSSAMER_INLINE void unpack_range(const uint8_t* codes, const void* zero, const void* range, const Blocks& b,
+                                  const Bins& bins, int64_t first, int64_t n, float* out, bool streaming = false) {
+  const int64_t bytes = ceil_div(b.block * Bits, 8);
+  for (int64_t at = first; at < first + n;) {
+    const int64_t k = at / b.block, inside = at - k * b.block, count = min_of(b.block - inside, first + n - at);
+    const BlockRange r = {read_meta(zero, k, b.bf16_meta), read_meta(range, k, b.bf16_meta)};
+    unpack_span<Bits>(codes + k * bytes, inside, count, r, bins, out + (at - first), streaming);
+    at += count;
+  }
+}
+
+// f with the number of bits as a compile-time constant.
+template <int B>
+struct BitsTag {
+  static constexpr int value = B;
+};
+template <typename F>
+GOSSAMER_INLINE void by_bits(int bits, const F& f) {
+  if (bits == 1) f(BitsTag<1>());
+  else if (bits == 2) f(BitsTag<2>());
+  else if (bits == 4) f(BitsTag<4>());
+  else f(BitsTag<8>());
+}
+
+GOSSAMER_INLINE void fill_rounding(Rounding* how, const float* levels, int bits, Noise noise) {
+  fill_bins(&how->bins, levels, bits);
+  how->key = key_of(noise.seed);
+  how->stochastic = noise.on;
+}
+
+static void pack(const float* x, Blocks b, uint8_t* codes, void* zero, void* range, Noise noise, int threads) {
+  Rounding how;
+  fill_rounding(&how, b.levels, b.bits, noise);
+  by_bits(b.bits, [&](auto tag) { pack_blocks<decltype(tag)::value>(x, b, codes, zero, range, how, threads); });
+}
+
+static void unpack(const uint8_t* codes, const void* zero, const void* range, Blocks b, float* out, int threads) {
+  Bins bins;
+  fill_bins(&bins, b.levels, b.bits);
   const bool streaming = b.block % kLanes == 0 && streams(out, b.numel);
-  const int64_t count = ceil_div(b.numel, b.block), bytes = ceil_div(b.block * Bits, 8);
+  const int64_t count = ceil_div(b.numel, b.block);
   parallel_for(count, max_of<int64_t>(1, 16384 / b.block), threads, [&](int64_t first, int64_t last) {
-    for (int64_t k = first; k < last; ++k) {
-      const int64_t start = k * b.block;
-      const BlockRange r = {read_meta(zero, k, b.bf16_meta), read_meta(range, k, b.bf16_meta)};
-      unpack_block<Bits>(codes + k * bytes, min_of(b.block, b.numel - start), r, out + start, streaming);
-    }
+    const int64_t start = first * b.block, n = min_of(last * b.block, b.numel) - start;
+    by_bits(b.bits, [&](auto tag) {
+      unpack_range<decltype(tag)::value>(codes, zero, range, b, bins, start, n, out + start, streaming);
+    });
     stream_fence();
   });
 }
 
-static void pack(const float* x, Blocks b, uint8_t* codes, void* zero, void* range, Noise noise, int threads) {
-  if (b.bits == 1) pack_blocks<1>(x, b, codes, zero, range, noise, threads);
-  else if (b.bits == 2) pack_blocks<2>(x, b, codes, zero, range, noise, threads);
-  else if (b.bits == 4) pack_blocks<4>(x, b, codes, zero, range, noise, threads);
-  else pack_blocks<8>(x, b, codes, zero, range, noise, threads);
+// A range known beforehand: no blocks, no metadata. Parts are cut at multiples of 64 elements, hence at whole bytes.
+static void pack_fixed(const float* x, int64_t numel, int bits, float low, float range, Noise noise, uint8_t* codes,
+                       int threads) {
+  Rounding how;
+  fill_rounding(&how, nullptr, bits, noise);
+  parallel_for(ceil_div(numel, 64), 256, threads, [&](int64_t first, int64_t last) {
+    const int64_t start = first * 64, n = min_of(last * 64, numel) - start;
+    by_bits(bits, [&](auto tag) {
+      constexpr int Bits = decltype(tag)::value;
+      pack_block<Bits>(x + start, n, {low, range}, how, codes + start * Bits / 8, uint64_t(start));
+    });
+  });
 }
-
-static void unpack(const uint8_t* codes, const void* zero, const void* range, Blocks b, float* out, int threads) {
-  if (b.bits == 1) unpack_blocks<1>(codes, zero, range, b, out, threads);
-  else if (b.bits == 2) unpack_blocks<2>(codes, zero, range, b, out, threads);
-  else if (b.bits == 4) unpack_blocks<4>(codes, zero, range, b, out, threads);
-  else unpack_blocks<8>(codes, zero, range, b, out, threads);
+static void unpack_fixed(const uint8_t* codes, int64_t numel, int bits, float low, float range, float* out,
+                         int threads) {
+  Bins bins;
+  fill_bins(&bins, nullptr, bits);
+  parallel_for(ceil_div(numel, 64), 256, threads, [&](int64_t first, int64_t last) {
+    const int64_t start = first * 64, n = min_of(last * 64, numel) - start;
+    by_bits(bits, [&](auto tag) {
+      unpack_span<decltype(tag)::value>(codes, start, n, {low, range}, bins, out + start);
+    });
+  });
 }

@@ -8,7 +8,8 @@ struct PoolStats {
   int64_t limit_bytes, free_bytes, used_bytes, hits, misses;
 };
 
-void* pool_take(int64_t bytes);  // null when the system has no more memory
+// Null when the system has no more memory. `roomy`: a buffer of up to twice the size will do.
+void* pool_take(int64_t bytes, bool roomy);
 void pool_give(void* buffer);
 void pool_limit(int64_t bytes);  // how many free bytes are kept; 0 keeps none and frees what is there
 PoolStats pool_stats();

@@ -136,6 +136,29 @@ GOSSAMER_INLINE i32x16 nearest_int(f32x16 v) {
 
 #include "widen-inl.h"
 
+// table[index] per lane; indices are 0 .. 15, and a table has sixteen entries that may be read.
+GOSSAMER_INLINE f32x16 lookup16(const float* table, i32x16 index) {
+#if defined(__AVX512F__)
+  return {bits_of<f32x16::Part>(_mm512_permutexvar_ps(bits_of<__m512i>(index.part[0]), _mm512_loadu_ps(table)))};
+#elif defined(__AVX2__)
+  const __m256 low = _mm256_loadu_ps(table), high = _mm256_loadu_ps(table + 8);
+  f32x16 r;
+  GOSSAMER_EACH_PART {
+    const __m256i k = bits_of<__m256i>(index.part[p]);
+    const __m256 in_high = _mm256_castsi256_ps(_mm256_slli_epi32(k, 28));  // the sign bit: index >= 8
+    r.part[p] = bits_of<f32x16::Part>(
+        _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, k), _mm256_permutevar8x32_ps(high, k), in_high));
+  }
+  return r;
+#else
+  int32_t k[kLanes];
+  float found[kLanes];
+  store(k, index);
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[k[lane]];
+  return load<f32x16>(found);
+#endif
+}
+
 // Elements of gathered rows as floats; bfloat16 is held as its bits.
 GOSSAMER_INLINE f32x16 load_float(const float* x) { return load<f32x16>(x); }
 GOSSAMER_INLINE f32x16 load_float(const uint16_t* bf16) { return bits_of<f32x16>(widen(bf16) << 16); }

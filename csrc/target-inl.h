@@ -30,6 +30,8 @@ namespace GOSSAMER_TARGET {
 
 #include "layer_norm-inl.h"
 
+#include "kept_chain-inl.h"
+
 #include "attention-inl.h"
 
 #include "gather_rows-inl.h"
@@ -61,10 +63,17 @@ static const Kernels table = {
     affine_backward,
     layer_norm,
     layer_norm_backward,
+    chain_keep,
+    chain_sums,
+    chain_backward,
+    chain_row_backward,
+    chain_decode,
     quantize_rows,
     dequantize_rows,
     pack,
     unpack,
+    pack_fixed,
+    unpack_fixed,
     random_bits,
     dropout,
     relu_dropout,

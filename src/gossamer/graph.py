@@ -18,7 +18,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from . import graph_build, graph_file
+from . import graph_build, graph_file, memory
 from .ops import _checks
 from .ops.csr import row_of_edge, transpose_csr
 from .ops.gather_rows import gather_rows
@@ -166,8 +166,10 @@ class Graph:
                 t_rowptr, t_col, t_perm = transpose_csr(self.rowptr, self.col, self.num_src)
                 value = None if self.value is None else gather_rows(self.value, t_perm)
                 reverse = Graph(t_rowptr, t_col, self.num_dst, value)
+            del t_perm  # eight bytes an edge: made again for those who ask (`t_perm`)
+            memory.trim_heap()
             reverse._facts()["t"] = weakref.ref(self)  # weak: a cycle would keep both alive until a collection
-            cache["t"], cache["t_perm"] = reverse, t_perm
+            cache["t"] = reverse
         return reverse
 
     @property

@@ -15,6 +15,8 @@ of about that size, up to `limit` free bytes, and asks for huge pages. Only `res
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -53,6 +55,7 @@ def default_limit() -> int:
 POOLED_DTYPES = frozenset(_DLPACK_CODE)
 
 _limit = 0
+_roomy = 0
 _switched_off = 0  # how many `without_pool` blocks are open
 
 
@@ -84,6 +87,17 @@ def without_pool() -> Iterator[None]:
         _switched_off -= 1
 
 
+@contextlib.contextmanager
+def roomy() -> Iterator[None]:
+    """For results that will not be held for long: they may take a free buffer of up to twice their size."""
+    global _roomy
+    _roomy += 1
+    try:
+        yield
+    finally:
+        _roomy -= 1
+
+
 def use_huge_pages(tensor: torch.Tensor) -> bool:
     """Put a long-lived CPU tensor, such as the input features, onto huge pages; False where the system has none.
 
@@ -94,6 +108,21 @@ def use_huge_pages(tensor: torch.Tensor) -> bool:
         return False
     storage = tensor.untyped_storage()
     return bool(native.use_huge_pages(storage.data_ptr(), storage.nbytes()))
+
+
+def trim_heap() -> None:
+    """Give back to the system what malloc holds free, where it is glibc's: building a graph leaves tens of megabytes."""
+    trim = getattr(_libc(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(None)
+    except OSError:  # a system without a dynamic loader
+        return None
 
 
 def stats() -> dict[str, int]:
@@ -111,7 +140,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     if not SMALLEST_POOLED_BYTES <= num_bytes < LARGEST_POOLED_BYTES or not _limit or _switched_off:
         return torch.empty(shape, dtype=dtype)
     assert native is not None  # a limit is only set with the native module
-    out = torch.from_dlpack(native.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8))
+    out = torch.from_dlpack(native.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8, bool(_roomy)))
     if torch.are_deterministic_algorithms_enabled() and getattr(deterministic, "fill_uninitialized_memory", False):
         out.fill_(float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max)  # as torch.empty does then
     return out

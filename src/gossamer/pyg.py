@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from .activations.plan import MARK
 from .recipe import Recipe, recipe_of
 
-MARK = "_gossamer_recipe"
 OURS = "gossamer.layers."
 
 
@@ -170,10 +170,11 @@ def _following(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
+    from .activations.plan import of as plan_of
     from .layers.functional import replacing
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
-        return replacing(functools.partial(kind.forward, self), *args, **named)
+        return replacing(plan_of(self), functools.partial(kind.forward, self), *args, **named)
 
     functools.update_wrapper(forward, kind.forward)
 

@@ -19,15 +19,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .activations.plan import Keep, Published
+from .codecs import Blockwise, Codec, Projected, RowInt8, Uniform
+
 
 @dataclass(frozen=True)
 class Float32:
     """Products in float32."""
-
-
-@dataclass(frozen=True)
-class Keep:
-    """What backward needs is kept as it is."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Exact:
 
 PLACES: dict[str, dict[str, type]] = {
     "compute": {"Float32": Float32},
-    "activations": {"Keep": Keep},
+    "activations": {kind.__name__: kind for kind in (Keep, Blockwise, Uniform, Projected, RowInt8, Published)},
     "backward": {"Exact": Exact},
     "training": {},
 }
@@ -54,7 +52,7 @@ class UnknownRecipe(ValueError, KeyError):
 @dataclass(frozen=True)
 class Recipe:
     compute: Float32 = field(default_factory=Float32)
-    activations: Keep = field(default_factory=Keep)
+    activations: Keep | Codec | Published = field(default_factory=Keep)
     backward: Exact = field(default_factory=Exact)
     training: None = None
 
@@ -98,8 +96,12 @@ def _check_setting(place: str, setting: Any, offered: dict[str, type]) -> None:
     raise ValueError(f"`{place}` must be {' or '.join(names)} (got {setting!r}){hint}")
 
 
-def _to_plain(setting: Any) -> dict[str, Any] | None:
-    return None if setting is None else {"name": type(setting).__name__} | dataclasses.asdict(setting)
+def _to_plain(setting: Any) -> Any:
+    """A setting as plain values; settings inside of settings too."""
+    if not dataclasses.is_dataclass(setting):
+        return setting
+    own = {f.name: _to_plain(getattr(setting, f.name)) for f in _fields(setting)}
+    return {"name": type(setting).__name__} | own
 
 
 def _from_plain(place: str, plain: Any) -> Any:
@@ -109,8 +111,9 @@ def _from_plain(place: str, plain: Any) -> Any:
     name = named.pop("name", None)
     if not isinstance(name, str) or name not in PLACES[place]:
         raise ValueError(f"`{place}` must name one of {', '.join(PLACES[place]) or 'nothing yet'} (got {plain!r})")
+    inner = {key: _from_plain(place, value) if isinstance(value, dict) else value for key, value in named.items()}
     try:
-        return PLACES[place][name](**named)
+        return PLACES[place][name](**inner)
     except TypeError:
         known = ", ".join(f.name for f in _fields(PLACES[place][name])) or "none"
         raise ValueError(f"`{place}`: {name} has the settings {known} (got {', '.join(named)})") from None
@@ -142,7 +145,15 @@ class _Recipes(Mapping[str, Recipe]):
         return "\n".join(f"{name}: {recipe!r}" for name, recipe in self._named.items())
 
 
-recipes: Mapping[str, Recipe] = _Recipes({"float32": Recipe()})
+recipes: Mapping[str, Recipe] = _Recipes(
+    {
+        "float32": Recipe(),
+        "exact-int2": Recipe(activations=Blockwise(bits=2, bins="optimal")),
+        "exact-int2-published": Recipe(activations=Published()),
+        "exact-int4": Recipe(activations=Blockwise(bits=4, bins="optimal")),
+        "exact-int8": Recipe(activations=Blockwise(bits=8)),
+    }
+)
 
 
 def recipe_of(recipe: Recipe | str) -> Recipe:

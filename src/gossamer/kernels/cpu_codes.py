@@ -12,7 +12,7 @@ from .. import memory
 from ..ops._library import OPS
 from ..ops.pack import num_blocks, num_bytes
 from . import native, num_threads
-from ._arguments import F32, as_float, at, noise
+from ._arguments import F32, as_float, at, contiguous, noise
 
 
 def _quantize_rows(x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
@@ -32,9 +32,7 @@ def _dequantize_rows(codes: Tensor, scale: Tensor) -> Tensor:
 def _pack(
     x: Tensor, bits: int, block: int, seed: int | None, bf16_meta: bool, levels: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if levels is not None:
-        return OPS["pack"].reference(x, bits, block, seed, bf16_meta, levels)
-    x, numel = x.contiguous(), x.numel()
+    x, numel, levels = x.contiguous(), x.numel(), contiguous(levels)[0]
     block = min(block, max(numel, 1))  # one block is one block, however long
     codes = memory.empty([num_bytes(numel, block, bits)], torch.uint8)
     meta = torch.bfloat16 if bf16_meta else F32
@@ -48,6 +46,7 @@ def _pack(
         at(codes),
         at(zero),
         at(spread),
+        at(levels),
         *noise(seed),
         num_threads(),
     )
@@ -57,9 +56,7 @@ def _pack(
 def _unpack(
     codes: Tensor, zero: Tensor, spread: Tensor, numel: int, bits: int, block: int, levels: Tensor | None
 ) -> Tensor:
-    if levels is not None:
-        return OPS["unpack"].reference(codes, zero, spread, numel, bits, block, levels)
-    codes, zero, spread = codes.contiguous(), zero.contiguous(), spread.contiguous()
+    codes, zero, spread, levels = codes.contiguous(), zero.contiguous(), spread.contiguous(), contiguous(levels)[0]
     block = min(block, max(numel, 1))
     out = memory.empty([numel], F32)
     native.unpack(
@@ -70,9 +67,23 @@ def _unpack(
         block,
         bits,
         zero.dtype == torch.bfloat16,
+        at(levels),
         at(out),
         num_threads(),
     )
+    return out
+
+
+def _pack_fixed(x: Tensor, bits: int, low: float, high: float, seed: int | None) -> Tensor:
+    x = x.contiguous()
+    codes = memory.empty([-(-x.numel() * bits // 8)], torch.uint8)
+    native.pack_fixed(at(x), x.numel(), bits, low, high - low, *noise(seed), at(codes), num_threads())
+    return codes
+
+
+def _unpack_fixed(codes: Tensor, numel: int, bits: int, low: float, high: float) -> Tensor:
+    codes, out = codes.contiguous(), memory.empty([numel], F32)
+    native.unpack_fixed(at(codes), numel, bits, low, high - low, at(out), num_threads())
     return out
 
 
@@ -134,6 +145,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "dequantize_rows": _dequantize_rows,
     "pack": _pack,
     "unpack": _unpack,
+    "pack_fixed": _pack_fixed,
+    "unpack_fixed": _unpack_fixed,
     "gather_rows": _gather_rows,
     "gather_rows_int8": _gather_rows_int8,
     "gather_packed_rows": _gather_packed_rows,

@@ -68,7 +68,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None)
     return out.addmm_(x, weight.t())
 
 
-def _moments(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
+def moments(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over columns, or over everything from those."""
     mean, var = x.new_empty(x.size(1)), x.new_empty(x.size(1))
     scratch = row_sums_scratch(*x.shape)
@@ -79,7 +79,7 @@ def _moments(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
     return centre.float().reshape(1), (var.double() + (mean.double() - centre) ** 2).mean().float().reshape(1)
 
 
-def _columns(
+def column_affine(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, over: int, eps: float
 ) -> tuple[Tensor | None, ...]:
     """scale, shift, mean and rstd of each column, so that z = x * scale + shift."""
@@ -106,9 +106,9 @@ def _norm_act(
         own = (at(own_mean), at(own_var))
         native.layer_norm(at(x), *affine, *tail, at(out), *own, *x.shape, num_threads())
         return out, own_mean, own_var
-    own_mean, own_var = _moments(x, over) if over in (Over.COLUMNS, Over.ALL) else (x.new_empty(0), x.new_empty(0))
+    own_mean, own_var = moments(x, over) if over in (Over.COLUMNS, Over.ALL) else (x.new_empty(0), x.new_empty(0))
     used = (own_mean, own_var) if mean is None or var is None else (mean, var)
-    scale, shift, _, _ = _columns(x, weight, bias, *used, over, eps)
+    scale, shift, _, _ = column_affine(x, weight, bias, *used, over, eps)
     native.affine_forward(at(x), at(scale), at(shift), *tail, at(out), *x.shape, num_threads())
     return out, own_mean, own_var
 
@@ -129,30 +129,30 @@ def _norm_act_backward(
         scratch = row_sums_scratch(*x.shape)
         native.layer_norm_backward(*given, at(scratch), at(dx), at(dweight), at(dbias), *ends)
         return dx, dweight, dbias
-    columns = _columns(x, weight, bias, mean, var, over, eps)
-    where = [at(t) for t in columns]
+    columns = column_affine(x, weight, bias, mean, var, over, eps)
+    where, (scale, _, _, rstd) = [at(t) for t in columns], columns
     if over != Over.NOTHING:
         scratch = row_sums_scratch(*x.shape)
         sums = (at(scratch), at(dbias), at(dweight))
         native.affine_sums(at(dout), at(x), *where, *tail, *sums, *ends)
-    by_x, constant = _correction(x, weight, var, columns, over, eps, dweight, dbias)
+    by_x, constant = correction(x.size(0), weight, var, scale, rstd, over, eps, dweight, dbias)
     extra = (at(by_x), at(constant))
     native.affine_backward(at(dout), at(x), *where[:3], *extra, *tail, at(dx), *ends)
     return dx, dweight, dbias
 
 
-def _correction(
-    x: Tensor, weight: Tensor | None, var: Tensor, columns: tuple[Tensor | None, ...], over: int, eps: float,
+def correction(
+    rows: int, weight: Tensor | None, var: Tensor, scale: Tensor | None, rstd: Tensor | None, over: int, eps: float,
     dweight: Tensor, dbias: Tensor,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """What the statistics' own dependence on x adds to dx: by_x (x - mean) + constant, per column."""
-    scale, _, _, rstd = columns
     if over not in (Over.COLUMNS, Over.ALL) or scale is None or rstd is None:
         return None, None
     if over == Over.COLUMNS:
-        return -scale * rstd * dweight / x.size(0), -scale * dbias / x.size(0)
-    sum_h = (dbias if weight is None else dbias * weight).double().sum() / x.numel()
-    sum_hx = (dweight if weight is None else dweight * weight).double().sum() / x.numel()
+        return -scale * rstd * dweight / rows, -scale * dbias / rows
+    numel = rows * dbias.numel()
+    sum_h = (dbias if weight is None else dbias * weight).double().sum() / numel
+    sum_hx = (dweight if weight is None else dweight * weight).double().sum() / numel
     deviation = var.sqrt().clamp(min=torch.finfo(F32).tiny)
     stretch = (deviation + eps) / deviation
     return (-rstd * rstd * sum_hx * stretch).float(), (-rstd * sum_h).float()

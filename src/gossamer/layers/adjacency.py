@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 from torch_geometric.utils import add_remaining_self_loops
 
+from .. import memory
 from ..graph import Graph
 
 Sizes = tuple[int, int]
@@ -64,6 +65,7 @@ def remember(tensor: Tensor, weight: Tensor | None, key: Hashable, build: Callab
         entry = _current(entry.with_weight, weight, weight_version)
     if key not in entry.built:
         entry.built[key] = build()
+        memory.trim_heap()
     return entry.built[key]
 
 

@@ -15,6 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric import nn as pyg
 
 from .. import ops
+from ..activations import chain as keeping
+from ..activations.plan import Plan
 from ..ops.activation import ACTIVATIONS
 from ..ops.norm_act import Over
 from . import rules
@@ -36,6 +38,12 @@ class Norm(NamedTuple):
     bias: Tensor | None
     mean: Tensor | None = None
     var: Tensor | None = None
+
+
+NO_NORM = Norm(Over.NOTHING, 0.0, None, None)
+IDENTITY = Act("identity")
+Batch = tuple[Tensor | None, int | None] | None
+"""Which rows are one graph, and how many graphs there are."""
 
 
 def act_of(module: nn.Module | None) -> Act | None:
@@ -71,35 +79,55 @@ def norm_of(module: nn.Module | None, x: Tensor) -> Norm | None:
     return None
 
 
+def takes(x: Tensor, plan: Plan | None) -> bool:
+    """Whether a fused op on x is worth its call: it saves memory passes, or what is kept of x is to be compressed."""
+    if plan is not None and plan.worth(x) and x.dim() == 2 and x.dtype in (torch.float32, torch.float64):
+        return True
+    return rules.dense(x)
+
+
 def run(
     x: Tensor,
     norm: nn.Module | None = None,
     act: nn.Module | None = None,
     drop: nn.Dropout | float = 0.0,
-    batch: tuple[Tensor | None, int | None] | None = None,
+    batch: Batch = None,
+    plan: Plan | None = None,
 ) -> Tensor:
     """drop(act(norm(x))), fused where that is possible and pays.
 
     `drop` is a module, or a probability that holds now; `batch` is passed to norms that ask which rows are one graph.
     """
-    fused = _fused(x, norm, act, drop) if batch is None or batch[0] is None else None
-    if fused is not None:
-        return fused
+    known = _known(x, norm, act, drop, batch, plan)
+    if known is not None:
+        return apply(x, *known, norm, plan)
     if norm is not None:
         x = norm(x) if batch is None else norm(x, *batch)
     x = x if act is None else act(x)
-    return drop(x) if isinstance(drop, nn.Module) else dropout(x, drop)
+    return drop(x) if isinstance(drop, nn.Module) else dropout(x, drop, plan)
 
 
-def dropout(x: Tensor, p: float) -> Tensor:
+def dropout(x: Tensor, p: float, plan: Plan | None = None) -> Tensor:
     """Our dropout where it pays: from far fewer elements on than other ops, and for any number of dimensions."""
     if 0 < p <= 1 and rules.dense(x, rules.LEAST_DROPOUT, any_shape=True):
-        return ops.dropout(x, p, rules.draw_seed())
+        return _drop(x, p, rules.draw_seed(), plan)
     return nn.functional.dropout(x, p) if p > 0 else x
 
 
-def _fused(x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dropout | float) -> Tensor | None:
-    if not rules.dense(x) or rules.hooked(norm, act, drop, getattr(norm, "module", None)):
+def _drop(x: Tensor, p: float, seed: int, plan: Plan | None) -> Tensor:
+    if plan is None or not plan.worth(x):
+        return ops.dropout(x, p, seed)
+    return keeping.dropout(x, p, seed) if plan.shared else ops.dropout_keeping_mask(x, p, seed)[0]
+
+
+def _known(
+    x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dropout | float, batch: Batch,
+    plan: Plan | None,
+) -> tuple[Norm, Act, float] | None:  # fmt: skip
+    """The chain as fused ops know it, None if one of its modules is to be called by itself."""
+    if (batch is not None and batch[0] is not None) or not takes(x, plan):
+        return None
+    if rules.hooked(norm, act, drop, getattr(norm, "module", None)):
         return None
     if isinstance(drop, nn.Module) and not rules.plainly(drop, nn.Dropout):
         return None
@@ -108,25 +136,96 @@ def _fused(x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dr
         return None
     p = drop if isinstance(drop, (int, float)) else drop.p if drop.training else 0.0
     known_norm, known_act = norm_of(norm, x), act_of(act)
-    if known_norm is None or known_act is None:
-        return None
-    return apply(x, known_norm, known_act, p, norm)
+    return None if known_norm is None or known_act is None else (known_norm, known_act, p)
 
 
-def apply(x: Tensor, norm: Norm, act: Act, p: float, module: nn.Module | None = None) -> Tensor:
+def apply(
+    x: Tensor, norm: Norm, act: Act, p: float, module: nn.Module | None = None, plan: Plan | None = None
+) -> Tensor:
     """The fused op; `module` is the batch norm whose running statistics are to follow."""
+    if plan is not None and plan.worth(x):
+        return _apply_keeping(x, norm, act, p, module, plan)
     seed = rules.draw_seed() if p > 0 else 0
     if norm.over == Over.NOTHING and act.name == "relu":
         return ops.relu_dropout(x, p, seed)
     if norm.over == Over.NOTHING and act.name == "identity":
         return ops.dropout(x, p, seed) if p > 0 else x
-    settings = (int(norm.over), norm.eps, ACTIVATIONS.index(act.name), act.slope, p, seed)
-    out, mean, var = ops.norm_act(x.contiguous(), norm.weight, norm.bias, norm.mean, norm.var, *settings)
-    if norm.over == Over.COLUMNS:
-        inner = module.module if isinstance(module, pyg.BatchNorm) else module
-        if isinstance(inner, _BatchNorm) and inner.training:
-            follow(inner, mean, var, x.size(0))
+    parameters = (norm.weight, norm.bias, norm.mean, norm.var)
+    out, mean, var = ops.norm_act(x.contiguous(), *parameters, *_settings(norm, act, p, seed))
+    _follow(norm, module, mean, var, x.size(0))
     return out
+
+
+def _apply_keeping(x: Tensor, norm: Norm, act: Act, p: float, module: nn.Module | None, plan: Plan) -> Tensor:
+    """The same, with what backward needs kept as the plan says."""
+    if not plan.shared and (norm.over != Over.NOTHING) + (act.name != "identity") + (p > 0) > 1:
+        x = apply(x, norm, IDENTITY, 0.0, module, plan) if norm.over != Over.NOTHING else x
+        x = apply(x, NO_NORM, act, 0.0, None, plan) if act.name != "identity" else x
+        return apply(x, NO_NORM, IDENTITY, p, None, plan)
+    seed = rules.draw_seed() if p > 0 else 0
+    if norm.over == Over.NOTHING and act.name == "relu":
+        return keeping.relu_dropout(x, p, seed)
+    if norm.over == Over.NOTHING and act.name == "identity":
+        return _drop(x, p, seed, plan) if p > 0 else x
+    parameters = (norm.weight, norm.bias, norm.mean, norm.var)
+    out, mean, var = keeping.chain(x.contiguous(), *parameters, _settings(norm, act, p, seed), plan)
+    _follow(norm, module, mean, var, x.size(0))
+    return out
+
+
+def _settings(norm: Norm, act: Act, p: float, seed: int) -> keeping.Settings:
+    return keeping.Settings(int(norm.over), norm.eps, ACTIVATIONS.index(act.name), act.slope, p, seed)
+
+
+class Pending:
+    """A chain that waits for the product behind it: made together, its result never exists as a whole.
+
+    It holds the only reference to its input, which is free once `products` or `run` has been called.
+    """
+
+    def __init__(self, x: Tensor, known: tuple[Norm, Act, float], module: nn.Module | None, plan: Plan) -> None:
+        self._x: Tensor | None = x
+        self._known, self._module, self._plan = known, module, plan
+
+    @property
+    def x(self) -> Tensor:
+        """The chain's input; its result has the same shape and dtype."""
+        assert self._x is not None, "the chain has run"
+        return self._x
+
+    def run(self) -> Tensor:
+        x, self._x = self.x, None
+        return apply(x, *self._known, self._module, self._plan)
+
+    def products(self, weights: list[Tensor], biases: list[Tensor | None]) -> tuple[Tensor, ...]:
+        """out W_k^T + b_k for each k, out the chain's result."""
+        (norm, act, p), x = self._known, self.x.contiguous()
+        settings = _settings(norm, act, p, rules.draw_seed() if p > 0 else 0)
+        parameters = (norm.weight, norm.bias, norm.mean, norm.var)
+        *outs, mean, var = keeping.chain_products(x, *parameters, settings, self._plan, weights, biases)
+        self._x = None
+        _follow(norm, self._module, mean, var, x.size(0))
+        return tuple(outs)
+
+
+def pend(
+    x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dropout | float, batch: Batch,
+    plan: Plan | None,
+) -> Pending | Tensor:  # fmt: skip
+    """The chain, to be run with what follows it if that saves keeping its result; else its result."""
+    known = _known(x, norm, act, drop, batch, plan)
+    linear_given_bits = known is not None and known[1].name in ("identity", "relu", "leaky_relu")
+    if plan is None or known is None or not linear_given_bits or not plan.shared or not keeping.fits(x, plan):
+        return run(x, norm, act, drop, batch, plan)
+    return Pending(x, known, norm, plan)
+
+
+def _follow(norm: Norm, module: nn.Module | None, mean: Tensor, var: Tensor, rows: int) -> None:
+    if norm.over != Over.COLUMNS:
+        return
+    inner = module.module if isinstance(module, pyg.BatchNorm) else module
+    if isinstance(inner, _BatchNorm) and inner.training:
+        follow(inner, mean, var, rows)
 
 
 @torch.no_grad()

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn.dense.linear import is_uninitialized_parameter
 
 from .. import ops
+from ..activations.linear import products
+from ..activations.plan import Plan
+from ..activations.plan import of as plan_of
 from . import chain, rules
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
-    """x W^T + bias + rows; our op where its result is large enough for pooled pages to pay."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None, plan: Plan | None = None
+) -> Tensor:
+    """x W^T + bias + rows; our op where its result is large enough for pooled pages to pay, or keeps few bits."""
+    if plan is not None and keeps_little(plan, x):
+        return products(x, [weight], [bias], plan, rows)[0]
     if rules.dense(x, least=1) and x.size(0) * weight.size(0) >= rules.LEAST_PASS:
         return ops.linear(x, weight, bias, rows)
     out = nn.functional.linear(x, weight, bias)
     return out if rows is None else out + rows
+
+
+def keeps_little(plan: Plan, x: Tensor) -> bool:
+    """Whether a product of x is to keep by the plan what it needs in backward."""
+    return x.dim() == 2 and x.dtype in (torch.float32, torch.float64) and plan.worth(x)
+
+
+def remakes(plan: Plan | None, x: Tensor, value: Tensor | None) -> bool:
+    """Whether a neighbour sum of x is made again in backward rather than kept: x is data, and so is the graph."""
+    learnt = x.requires_grad or (value is not None and value.requires_grad)
+    return plan is not None and plan.shared and not learnt and keeps_little(plan, x)
 
 
 def is_plain(module: Any) -> bool:
@@ -34,37 +53,37 @@ def apply_linear(module: Any, x: Tensor, bias: Tensor | None = None, rows: Tenso
         return out if rows is None else out + rows
     own = module.bias
     total = own if bias is None else bias if own is None else own + bias
-    return linear(x, module.weight, total, rows)
+    return linear(x, module.weight, total, rows, plan_of(module))
 
 
 class Linear(nn.Linear):
     """y = x W^T + b."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, plan=plan_of(self))
 
 
 class PygLinear(pyg.Linear):
     """y = x W^T + b, with PyG's initialisation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, plan=plan_of(self))
 
 
 class BatchNorm1d(nn.BatchNorm1d):
     """Each column to mean 0 and variance 1, then scaled and shifted."""
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = chain.norm_of(self, x) if rules.dense(x) else None
-        return super().forward(x) if norm is None else chain.apply(x, norm, chain.Act("identity"), 0.0, self)
+        norm = chain.norm_of(self, x) if chain.takes(x, plan_of(self)) else None
+        return super().forward(x) if norm is None else chain.apply(x, norm, chain.IDENTITY, 0.0, self, plan_of(self))
 
 
 class LayerNorm(nn.LayerNorm):
     """Each row to mean 0 and variance 1, then scaled and shifted."""
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = chain.norm_of(self, x) if rules.dense(x) else None
-        return super().forward(x) if norm is None else chain.apply(x, norm, chain.Act("identity"), 0.0)
+        norm = chain.norm_of(self, x) if chain.takes(x, plan_of(self)) else None
+        return super().forward(x) if norm is None else chain.apply(x, norm, chain.IDENTITY, 0.0, self, plan_of(self))
 
 
 class PygLayerNorm(pyg.LayerNorm):
@@ -72,17 +91,18 @@ class PygLayerNorm(pyg.LayerNorm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         plain = batch is None or self.mode == "node"
-        norm = chain.norm_of(self, x) if plain and rules.dense(x) else None
+        norm = chain.norm_of(self, x) if plain and chain.takes(x, plan_of(self)) else None
         if norm is None:
             return super().forward(x, batch, batch_size)
-        return chain.apply(x, norm, chain.Act("identity"), 0.0)
+        return chain.apply(x, norm, chain.IDENTITY, 0.0, self, plan_of(self))
 
 
 def _activation(module: Any, x: Tensor) -> Tensor | None:
-    if getattr(module, "inplace", False) or not rules.dense(x):
+    plan = plan_of(module)
+    if getattr(module, "inplace", False) or not chain.takes(x, plan):
         return None
     act = chain.act_of(module)
-    return None if act is None else chain.apply(x, chain.Norm(chain.Over.NOTHING, 0.0, None, None), act, 0.0)
+    return None if act is None else chain.apply(x, chain.NO_NORM, act, 0.0, None, plan)
 
 
 class ReLU(nn.ReLU):
@@ -121,4 +141,4 @@ class Dropout(nn.Dropout):
     """Zeros with probability p, the rest divided by 1 - p; the mask is made again in backward, not kept."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if self.inplace or not self.training else chain.dropout(x, self.p)
+        return super().forward(x) if self.inplace or not self.training else chain.dropout(x, self.p, plan_of(self))

@@ -18,37 +18,36 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from . import chain, rules
+from ..activations.plan import Plan
+from . import chain
 
-_NO_NORM = chain.Norm(chain.Over.NOTHING, 0.0, None, None)
 
-
-def _act(x: Any, act: chain.Act, inplace: bool) -> Any:
-    if inplace or not isinstance(x, Tensor) or not rules.dense(x):
+def _act(plan: Plan | None, x: Any, act: chain.Act, inplace: bool) -> Any:
+    if inplace or not isinstance(x, Tensor) or not chain.takes(x, plan):
         return NotImplemented
-    return chain.apply(x, _NO_NORM, act, 0.0)
+    return chain.apply(x, chain.NO_NORM, act, 0.0, None, plan)
 
 
-def _relu(input: Any, inplace: bool = False) -> Any:
-    return _act(input, chain.Act("relu"), inplace)
+def _relu(plan: Plan | None, input: Any, inplace: bool = False) -> Any:
+    return _act(plan, input, chain.Act("relu"), inplace)
 
 
-def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
-    return _act(input, chain.Act("leaky_relu", negative_slope), inplace)
+def _leaky_relu(plan: Plan | None, input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+    return _act(plan, input, chain.Act("leaky_relu", negative_slope), inplace)
 
 
-def _elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
-    return _act(input, chain.Act("elu", alpha), inplace)
+def _elu(plan: Plan | None, input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    return _act(plan, input, chain.Act("elu", alpha), inplace)
 
 
-def _gelu(input: Any, approximate: str = "none") -> Any:
-    return _act(input, chain.Act("gelu"), approximate != "none")
+def _gelu(plan: Plan | None, input: Any, approximate: str = "none") -> Any:
+    return _act(plan, input, chain.Act("gelu"), approximate != "none")
 
 
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def _dropout(plan: Plan | None, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if not training or inplace or not 0 < p <= 1 or not isinstance(input, Tensor):
         return NotImplemented
-    return chain.dropout(input, p)
+    return chain.dropout(input, p, plan)
 
 
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -63,10 +62,14 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 class _Replacing(TorchFunctionMode):
+    def __init__(self, plan: Plan | None) -> None:
+        super().__init__()
+        self.plan = plan
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = REPLACED.get(func)
         if replacement is not None and not torch.compiler.is_compiling() and not _runs_again_outside():
-            result = replacement(*args, **(kwargs or {}))
+            result = replacement(self.plan, *args, **(kwargs or {}))
             if result is not NotImplemented:
                 return result
         return func(*args, **(kwargs or {}))
@@ -84,10 +87,10 @@ def _runs_again_outside() -> bool:
     return False
 
 
-def replacing(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """forward(*args, **named) with the calls above replaced."""
+def replacing(plan: Plan | None, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """forward(*args, **named) with the calls above replaced, keeping what the plan says."""
     if torch.compiler.is_compiling():
         return forward(*args, **named)
     active = any(isinstance(mode, _Replacing) for mode in torch.overrides._get_current_function_mode_stack())
-    with contextlib.nullcontext() if active else _Replacing():
+    with contextlib.nullcontext() if active else _Replacing(plan):
         return forward(*args, **named)

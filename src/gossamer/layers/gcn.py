@@ -13,9 +13,12 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 
 from .. import ops
+from ..activations.linear import of_neighbours
+from ..activations.plan import of as plan_of
 from .adjacency import Weighted, gcn_graph_of, graph_of
 from .border import by_pyg, keep_templates
-from .dense import apply_linear, is_plain
+from .chain import Pending
+from .dense import apply_linear, is_plain, remakes
 from .order import aggregate_first
 
 
@@ -27,9 +30,20 @@ class GCNConv(pyg.GCNConv):
             return super().forward(x, edge_index, edge_weight)
         graph, value = self._graph(x, edge_index, edge_weight)
         linear = is_plain(self.lin) and self.lin.bias is None  # A (X W) = (A X) W holds for nothing else
-        if linear and aggregate_first(x, x.size(1), self.out_channels):
+        plan = plan_of(self)
+        if linear and aggregate_first(x, x.size(1), self.out_channels, plan):
+            if remakes(plan, x, value):
+                return of_neighbours(graph, value, "sum", x, self.lin.weight, self.bias)
             return apply_linear(self.lin, ops.spmm(graph, x, value), self.bias)
         return ops.spmm(graph, apply_linear(self.lin, x), value, bias=self.bias)
+
+    def after_chain(self, pending: Pending, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """forward(pending.run(), ...), with the product made while the chain's result is in the cache."""
+        if by_pyg(self, pending.x, edge_index) or not is_plain(self.lin):
+            return self(pending.run(), edge_index, edge_weight)
+        graph, value = self._graph(pending.x, edge_index, edge_weight)
+        (h,) = pending.products([self.lin.weight], [self.lin.bias])
+        return ops.spmm(graph, h, value, bias=self.bias)
 
     def _graph(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Weighted:
         if self.normalize:

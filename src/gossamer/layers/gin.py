@@ -8,15 +8,19 @@ come before the sum (order.py): nn(M X) with M = A + (1 + eps) I begins with (M 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor
 from torch_geometric import nn as pyg
 
 from .. import ops
+from ..activations.linear import remade
+from ..activations.plan import of as plan_of
 from .adjacency import Weighted, graph_of
 from .border import REDUCE, by_pyg, keep_templates, sizes_of
-from .dense import linear
+from .chain import Pending
+from .dense import linear, remakes
 from .models import leading_linear
 from .order import aggregate_first
 
@@ -30,9 +34,22 @@ class GINConv(pyg.GINConv):
             return super().forward(x, edge_index, size)
         weighted = graph_of(edge_index, sizes_of(x_src, x_dst, edge_index, size))
         first = leading_linear(self.nn) if x_dst is x_src and self.aggr != "max" else None
-        if first is None or aggregate_first(x_src, x_src.size(1), first.weight.size(0)):
+        plan = plan_of(self)
+        if first is None or aggregate_first(x_src, x_src.size(1), first.weight.size(0), plan):
+            if first is not None and remakes(plan, x_src, weighted.value) and not self.eps.requires_grad:
+                summed = functools.partial(self._summed, weighted)
+                return self.nn.after_first(remade(lambda x: summed(x, x), x_src, first.weight, first.bias))
             return self.nn(self._summed(weighted, x_src, x_dst))
-        h = linear(x_src, first.weight, None)
+        h = linear(x_src, first.weight, None, plan=plan)
+        return self.nn.after_first(self._summed(weighted, h, h, first.bias))
+
+    def after_chain(self, pending: Pending, edge_index: Any) -> Tensor:
+        """forward(pending.run(), ...), with the first product made while the chain's result is in the cache."""
+        first = leading_linear(self.nn) if self.aggr != "max" else None
+        if by_pyg(self, pending.x, edge_index) or first is None:
+            return self(pending.run(), edge_index)
+        weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index))
+        (h,) = pending.products([first.weight], [None])
         return self.nn.after_first(self._summed(weighted, h, h, first.bias))
 
     def _summed(self, weighted: Weighted, x_src: Tensor, x_dst: Tensor | None, bias: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
+from ..activations.plan import of as plan_of
 from . import chain, rules
 from .dense import is_plain
 
@@ -34,19 +35,38 @@ class _Stacked:
         if model.supports_edge_attr:
             given["edge_attr"] = edge_attr
         grouped = (batch, batch_size) if model.supports_norm_batch else None
-        hidden = []
+        plan, hidden = plan_of(model), []
         for k, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
-            x = conv(x, edge_index, **given)
+            x = _convolved(conv, x, edge_index, given)
             if k == model.num_layers - 1 and model.jk_mode is None:
                 break
             if model.act is not None and model.act_first:
-                x = chain.run(chain.run(x, act=model.act), norm, None, model.dropout, grouped)
+                x = chain.run(chain.run(x, act=model.act, plan=plan), norm, None, model.dropout, grouped, plan)
+            elif hasattr(model, "jk"):
+                x = chain.run(x, norm, model.act, model.dropout, grouped, plan)
             else:
-                x = chain.run(x, norm, model.act, model.dropout, grouped)
+                x = chain.pend(x, norm, model.act, model.dropout, grouped, plan)
             if hasattr(model, "jk"):
                 hidden.append(x)
+        x = x.run() if isinstance(x, chain.Pending) else x
         x = model.jk(hidden) if hasattr(model, "jk") else x
         return model.lin(x) if hasattr(model, "lin") else x
+
+
+def _convolved(conv: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> Any:
+    """conv(x, ...), where x may be a chain that waits for conv's product."""
+    if not isinstance(x, chain.Pending):
+        return conv(x, edge_index, **given)
+    if not hasattr(conv, "after_chain") or rules.hooked(conv):
+        return conv(x.run(), edge_index, **given)
+    return conv.after_chain(x, edge_index, **given)
+
+
+def _multiplied(lin: Any, x: Any) -> Any:
+    """lin(x), where x may be a chain that waits for it."""
+    if not isinstance(x, chain.Pending):
+        return lin(x)
+    return x.products([lin.weight], [lin.bias])[0] if is_plain(lin) else lin(x.run())
 
 
 class GCN(_Stacked, pyg.GCN):
@@ -72,21 +92,23 @@ class MLP(pyg.MLP):
         return self.after_first(self.lins[0](x), batch, batch_size, return_emb)
 
     def after_first(
-        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None, return_emb: Any = None
+        self, x: Any, batch: Tensor | None = None, batch_size: int | None = None, return_emb: Any = None
     ) -> Any:
         """What follows the first product."""
         drops = self.dropout if self.training else [0.0] * len(self.dropout)
         grouped = (batch, batch_size) if self.supports_norm_batch else None
-        emb = None
+        plan, emb = plan_of(self), None
         for k, (lin, norm, p) in enumerate(zip(self.lins, self.norms, drops, strict=False)):  # a plain last has no norm
-            x = x if k == 0 else lin(x)
+            x = x if k == 0 else _multiplied(lin, x)
             if self.act is not None and self.act_first:
-                x = chain.run(chain.run(x, act=self.act), norm, None, p, grouped)
+                x = chain.run(chain.run(x, act=self.act, plan=plan), norm, None, p, grouped, plan)
+            elif return_emb is True:
+                x = emb = chain.run(x, norm, self.act, p, grouped, plan)
             else:
-                x = chain.run(x, norm, self.act, p, grouped)
-            emb = x if return_emb is True else None
+                x = chain.pend(x, norm, self.act, p, grouped, plan)
         if self.plain_last:
-            x = chain.dropout(x if len(self.lins) == 1 else self.lins[-1](x), drops[-1])
+            x = chain.dropout(x if len(self.lins) == 1 else _multiplied(self.lins[-1], x), drops[-1], plan)
+        x = x.run() if isinstance(x, chain.Pending) else x
         return (x, emb) if isinstance(return_emb, bool) else x
 
 
@@ -101,15 +123,19 @@ class Sequential(nn.Sequential):
         return self._through(list(self)[1:], x)
 
     def _through(self, modules: list[nn.Module], x: Any) -> Any:
+        plan = plan_of(self)
         while modules:
             run = _leading_chain(modules) if isinstance(x, Tensor) else []
-            if len(run) > 1:
+            if len(run) > 1 or (run and plan is not None):
                 slots: list[Any] = [None, None, 0.0]
                 for module, kind in zip(modules, run, strict=False):
                     slots[kind] = module
-                x, modules = chain.run(x, *slots), modules[len(run) :]
+                norm, act, drop = slots
+                x, modules = chain.pend(x, norm, act, drop, None, plan), modules[len(run) :]
+                if isinstance(x, chain.Pending) and not (modules and is_plain(modules[0])):
+                    x = x.run()
             else:
-                x, modules = modules[0](x), modules[1:]
+                x, modules = _multiplied(modules[0], x), modules[1:]
         return x
 
 

@@ -7,6 +7,9 @@ In training a sparse product of width w is paid once forward and, if a gradient 
 
 Aggregate first wins in a first layer whose features are narrower than twice its output; on a tie multiply first, which
 keeps x alone and not A X for backward.
+
+Where activations are compressed, what is kept decides: x, whose codes serve several ops, and of data nothing, A X being
+made again. Then both orders cost two sparse products of data.
 """
 
 from __future__ import annotations
@@ -14,8 +17,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..activations.plan import Plan
 
-def aggregate_first(x: Tensor, in_channels: int, out_channels: int) -> bool:
+
+def aggregate_first(x: Tensor, in_channels: int, out_channels: int, plan: Plan | None = None) -> bool:
+    if plan is not None and plan.shared and plan.worth(x):
+        return not x.requires_grad and in_channels <= out_channels
     if not torch.is_grad_enabled():
         return in_channels < out_channels
     return in_channels * (1 + int(x.requires_grad)) < 2 * out_channels

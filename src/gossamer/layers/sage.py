@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric import nn as pyg
 
 from .. import ops
+from ..activations.linear import of_neighbours, products
+from ..activations.plan import Plan
+from ..activations.plan import of as plan_of
 from .adjacency import Weighted, graph_of
 from .border import REDUCE, Reduce, by_pyg, keep_templates, sizes_of
-from .dense import apply_linear, is_plain, linear
+from .chain import Pending
+from .dense import apply_linear, is_plain, linear, remakes
 from .order import aggregate_first
 
 
@@ -28,10 +32,39 @@ def neighbours_and_root(
 ) -> Tensor:
     """aggregate(x_src) through `own`, plus x_dst through `root`."""
     (graph, value), (x_src, x_dst) = weighted, pair
+    plan = plan_of(own) if isinstance(own, nn.Module) else None
+    if plan is not None and plan.worth(x_src) and reduce != "max" and is_plain(own):
+        return _keeping_little(weighted, reduce, pair, own, root, plan)
     rooted = apply_linear(root, x_dst) if root is not None and x_dst is not None else None
     if reduce == "max" or not is_plain(own) or aggregate_first(x_src, x_src.size(1), own.weight.size(0)):
         return apply_linear(own, ops.spmm(graph, x_src, value, reduce), rows=rooted)
     return ops.spmm(graph, linear(x_src, own.weight, None), value, reduce, bias=own.bias, rows=rooted)
+
+
+def _keeping_little(
+    weighted: Weighted, reduce: Reduce, pair: tuple[Tensor, Tensor | None], own: Any, root: Any, plan: Plan
+) -> Tensor:
+    """The same, keeping one tensor of rows: dW_n = (A^T dout)^T X, dW_r = dout^T X; of data nothing."""
+    (graph, value), (x_src, x_dst) = weighted, pair
+    if plan.shared and x_src.requires_grad and x_dst is x_src and is_plain(root):
+        h, own_rows = products(x_src, [own.weight, root.weight], [None, root.bias], plan)
+        return ops.spmm(graph, h, value, reduce, bias=own.bias, rows=own_rows)
+    rooted = apply_linear(root, x_dst) if root is not None and x_dst is not None else None
+    first = aggregate_first(x_src, x_src.size(1), own.weight.size(0), plan)
+    if first and remakes(plan, x_src, value):
+        return of_neighbours(graph, value, reduce, x_src, own.weight, own.bias, rooted)
+    if first or not plan.shared:  # as published: the sum is kept beside the rows
+        return apply_linear(own, ops.spmm(graph, x_src, value, reduce), rows=rooted)
+    h = linear(x_src, own.weight, None, plan=plan)
+    return ops.spmm(graph, h, value, reduce, bias=own.bias, rows=rooted)
+
+
+def _after_chain(conv: Any, weighted: Weighted, pending: Pending, own: Any, root: Any) -> Tensor:
+    graph, value = weighted
+    roots = [root] if root is not None else []
+    weights = [own.weight, *(r.weight for r in roots)]
+    h, *rooted = pending.products(weights, [None, *(r.bias for r in roots)])
+    return ops.spmm(graph, h, value, REDUCE[conv.aggr], bias=own.bias, rows=rooted[0] if rooted else None)
 
 
 class SAGEConv(pyg.SAGEConv):
@@ -48,6 +81,16 @@ class SAGEConv(pyg.SAGEConv):
         out = neighbours_and_root(graph, REDUCE[self.aggr], (x_src, x_dst), self.lin_l, root)
         return functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
+    def after_chain(self, pending: Pending, edge_index: Any) -> Tensor:
+        """forward(pending.run(), ...), with the products made while the chain's result is in the cache."""
+        root: Any = self.lin_r if self.root_weight else None
+        plain = is_plain(self.lin_l) and (root is None or is_plain(root)) and REDUCE[self.aggr] != "max"
+        if by_pyg(self, pending.x, edge_index) or not plain or self.project:
+            return self(pending.run(), edge_index)
+        weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index))
+        out = _after_chain(self, weighted, pending, self.lin_l, root)
+        return functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
 
 class GraphConv(pyg.GraphConv):
     _set_jittable_templates = keep_templates
@@ -58,3 +101,11 @@ class GraphConv(pyg.GraphConv):
             return super().forward(x, edge_index, edge_weight, size)
         graph = graph_of(edge_index, sizes_of(x_src, x_dst, edge_index, size), edge_weight)
         return neighbours_and_root(graph, REDUCE[self.aggr], (x_src, x_dst), self.lin_rel, self.lin_root)
+
+    def after_chain(self, pending: Pending, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """forward(pending.run(), ...), with the products made while the chain's result is in the cache."""
+        plain = is_plain(self.lin_rel) and is_plain(self.lin_root) and REDUCE[self.aggr] != "max"
+        if by_pyg(self, pending.x, edge_index) or not plain:
+            return self(pending.run(), edge_index, edge_weight)
+        weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index), edge_weight)
+        return _after_chain(self, weighted, pending, self.lin_rel, self.lin_root)

@@ -6,12 +6,15 @@ autograd, `torch.compile` and export see. Edge tensors are in the graph's CSR or
 
 from ._library import NATIVE, OPS
 from .attention import gat_attention
+from .chain_backward import chain_backward_op as chain_backward
+from .chain_keep import chain_keep_op as chain_keep
 from .csr import coo_to_csr, transpose_csr
 from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from .gatv2 import gatv2_logits
 from .int8_linear import int8_linear
+from .kept_chain import kept_products, kept_rows
 from .linear import column_sums, linear
 from .norm_act import norm_act_op as norm_act
 from .pack import pack
@@ -27,6 +30,8 @@ from .unpack import unpack
 __all__ = [
     "NATIVE",
     "OPS",
+    "chain_backward",
+    "chain_keep",
     "column_sums",
     "coo_to_csr",
     "dequantize_rows",
@@ -39,6 +44,8 @@ __all__ = [
     "gather_rows_int8",
     "gatv2_logits",
     "int8_linear",
+    "kept_products",
+    "kept_rows",
     "linear",
     "masked_scale",
     "norm_act",

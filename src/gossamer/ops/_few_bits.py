@@ -13,9 +13,9 @@ from . import random
 BITS = (1, 2, 4, 8)
 
 
-def check_bits(bits: int) -> None:
+def check_bits(bits: int, name: str = "bits") -> None:
     if bits not in BITS:
-        raise ValueError(f"`bits` must be 1, 2, 4 or 8 so that codes fill whole bytes (got {bits})")
+        raise ValueError(f"`{name}` must be 1, 2, 4 or 8 so that codes fill whole bytes (got {bits})")
 
 
 def num_blocks(numel: int, block: int) -> int:

@@ -51,9 +51,10 @@ def define(
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, _checked(check, reference), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    torch.library.register_autograd(
-        f"{NAMESPACE}::{name}", backward or _no_gradient(name), setup_context=setup_context, lib=_library
-    )
+    if "!" not in schema:  # an op that writes into its arguments is for use inside a backward
+        torch.library.register_autograd(
+            f"{NAMESPACE}::{name}", backward or _no_gradient(name), setup_context=setup_context, lib=_library
+        )
     op = Op(name, check, reference, getattr(getattr(torch.ops, NAMESPACE), name).default)
     OPS[name] = op
     return op

@@ -18,9 +18,9 @@ from . import _checks, random
 from ._library import define
 
 
-def check_probability(p: float) -> None:
+def check_probability(p: float, name: str = "p") -> None:
     if not 0.0 <= p <= 1.0:
-        raise ValueError(f"`p` must be a probability between 0 and 1 (got {p})")
+        raise ValueError(f"`{name}` must be a probability between 0 and 1 (got {p})")
 
 
 def _check(x: Tensor, p: float, seed: int) -> None:

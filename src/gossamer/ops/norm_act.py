@@ -35,14 +35,18 @@ class Over(IntEnum):
     ALL = 4
 
 
-def _check(
+def check_over(over: int) -> None:
+    if over not in list(Over):
+        raise ValueError(f"`over` must be one of {[f'{o.name} = {o.value}' for o in Over]} (got {over})")
+
+
+def check_norm_act(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
     over: int, eps: float, act: int, slope: float, p: float, seed: int,
 ) -> None:  # fmt: skip
     _checks.dtype_of("x", x, (torch.float32, torch.float64))
     _checks.shape_of("x", x, (None, None), "[rows, columns]")
-    if over not in list(Over):
-        raise ValueError(f"`over` must be one of {[f'{o.name} = {o.value}' for o in Over]} (got {over})")
+    check_over(over)
     fixed = over == Over.FIXED
     for name, tensor in (("weight", weight), ("bias", bias), ("mean", mean), ("var", var)):
         if tensor is not None:
@@ -75,13 +79,13 @@ def rstd_of(var: Tensor, over: int, eps: float) -> Tensor:
     return 1 / (var.sqrt() + eps) if over == Over.ALL else 1 / (var + eps).sqrt()
 
 
-def _normalised(x: Tensor, mean: Tensor, rstd: Tensor, over: int) -> Tensor:
+def normalised(x: Tensor, mean: Tensor, rstd: Tensor, over: int) -> Tensor:
     if over == Over.NOTHING:
         return x
     return (x - mean.unsqueeze(1)) * rstd.unsqueeze(1) if over == Over.ROWS else (x - mean) * rstd
 
 
-def _affine(x_hat: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def affine(x_hat: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     z = x_hat if weight is None else x_hat * weight
     return z if bias is None else z + bias
 
@@ -96,8 +100,8 @@ def _reference(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     own_mean, own_var = statistics(x, over)
     used = (own_mean, own_var) if mean is None or var is None else (mean, var)
-    x_hat = _normalised(x, used[0], rstd_of(used[1], over, eps), over)
-    out = _dropped(activate(_affine(x_hat, weight, bias), act, slope), p, seed)
+    x_hat = normalised(x, used[0], rstd_of(used[1], over, eps), over)
+    out = _dropped(activate(affine(x_hat, weight, bias), act, slope), p, seed)
     return out.clone() if out is x else out, own_mean, own_var
 
 
@@ -133,7 +137,7 @@ def _check_backward(
     over: int, eps: float, act: int, slope: float, p: float, seed: int,
 ) -> None:  # fmt: skip
     fixed = over == Over.FIXED
-    _check(x, weight, bias, mean if fixed else None, var if fixed else None, over, eps, act, slope, p, seed)
+    check_norm_act(x, weight, bias, mean if fixed else None, var if fixed else None, over, eps, act, slope, p, seed)
     _checks.dtype_of("dout", dout, (x.dtype,))
     _checks.shape_of("dout", dout, tuple(x.shape), f"of x, {tuple(x.shape)}")
     expected = _fake(x, None, None, None, None, over, eps, act, slope, p, seed)[1].numel() if not fixed else x.size(1)
@@ -147,8 +151,8 @@ def _backward_reference(
     over: int, eps: float, act: int, slope: float, p: float, seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     rstd = rstd_of(var, over, eps)
-    x_hat = _normalised(x, mean, rstd, over)
-    g = _dropped(dout * derivative(_affine(x_hat, weight, bias), act, slope), p, seed)
+    x_hat = normalised(x, mean, rstd, over)
+    g = _dropped(dout * derivative(affine(x_hat, weight, bias), act, slope), p, seed)
     h = g if weight is None else g * weight
     if over != Over.NOTHING:
         dims = {Over.COLUMNS: (0,), Over.ROWS: (1,), Over.ALL: (0, 1)}.get(Over(over))
@@ -179,7 +183,7 @@ norm_act_backward_op = define(
 norm_act_op = define(
     f"norm_act(Tensor x, Tensor? weight, Tensor? bias, Tensor? mean, Tensor? var, {_SETTINGS})"
     " -> (Tensor, Tensor, Tensor)",
-    check=_check,
+    check=check_norm_act,
     reference=_reference,
     fake=_fake,
     backward=_backward,

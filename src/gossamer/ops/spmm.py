@@ -157,7 +157,8 @@ def spmm(
     transposed: tuple[Tensor | None, ...] = (None, None, None, None)
     if torch.is_grad_enabled() and x.requires_grad:
         t = graph.t()
-        transposed = (t.rowptr, t.col, graph.t_perm, t.value if value is None else None)
+        order = (None, t.value) if value is None else (graph.t_perm, None)  # the graph's own weights are sorted already
+        transposed = (t.rowptr, t.col, *order)
     dst_scale = graph.inverse_degree if reduce == "mean" else None
     out = spmm_op(graph.rowptr, graph.col, weights, None, dst_scale, flat.contiguous(), bias, root, rows, *transposed)
     return out.view(graph.num_dst, *x.shape[1:])

@@ -1,0 +1,105 @@
+"""Products that keep few bits of their input, once for all products of the same rows.
+
+    y_k = x W_k^T + b_k (+ rows)     dx = sum_k dy_k W_k (exact)     dW_k = dy_k^T x^     db_k = column sums of dy_k
+
+and neighbour sums of data, whose sum is made again instead of being kept:
+
+    y = (A x) W^T + b (+ rows)       dW = dy^T (A x): x and the graph live anyway, so nothing is kept, all is exact
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import memory, ops
+from ..ops.linear import linear_op
+from .noise import refuse_twice
+from .plan import Plan
+from .stash import Dropped, mark_of, source_of
+
+if TYPE_CHECKING:
+    from ..graph import Graph
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan, rows: Tensor | None, *params: Tensor | None) -> tuple[Tensor, ...]:
+        weights, biases = params[::2], params[1::2]
+        source = source_of(x, plan)
+        ctx.save_for_backward(*weights, *source.tensors)
+        ctx.products, ctx.count = source.products, len(weights)
+        added = [rows, *[None] * (len(weights) - 1)]
+        return tuple(linear_op(x, w, b, r) for w, b, r in zip(weights, biases, added, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *douts: Tensor) -> tuple[Tensor | None, ...]:
+        weights, saved = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        needs = ctx.needs_input_grad
+        with torch.no_grad():
+            douts = tuple(dout.contiguous() for dout in douts)
+            dx = sum_of_products(douts, weights) if needs[0] else None
+            wanted = [k for k in range(ctx.count) if needs[3 + 2 * k]]
+            dweights = dict(zip(wanted, ctx.products(saved, [douts[k] for k in wanted]), strict=True)) if wanted else {}
+            params: list[Tensor | None] = []
+            for k, dout in enumerate(douts):
+                params += [dweights.get(k), ops.column_sums(dout) if needs[4 + 2 * k] else None]
+        return refuse_twice(dx, None, douts[0] if needs[2] else None, *params)
+
+
+def sum_of_products(douts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """sum_k dy_k W_k, in one buffer."""
+    total = linear_op(douts[0], weights[0].t(), None, None)
+    for dout, weight in zip(douts[1:], weights[1:], strict=True):
+        total.addmm_(dout, weight)
+    return total
+
+
+def products(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], plan: Plan, rows: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """x W_k^T + b_k for each k (the first plus `rows`), keeping what the plan says of x."""
+    params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
+    return _Products.apply(x.contiguous(), plan, rows, *params)
+
+
+class _OfNeighbours(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None, summed: Any, dropped: Any
+    ) -> Tensor:
+        ctx.summed, ctx.dropout = summed, None if dropped is None else (dropped.p, dropped.seed)
+        ctx.save_for_backward(x if dropped is None else dropped.x, weight)
+        with memory.roomy():
+            rows_of_x = summed(x)
+        return linear_op(rows_of_x, weight, bias, rows)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, _ = ctx.saved_tensors
+        needs, dout = ctx.needs_input_grad, dout.contiguous()
+        with torch.no_grad():
+            x = x if ctx.dropout is None else ops.dropout(x, *ctx.dropout)
+            with memory.roomy():
+                dweight = torch.mm(dout.t(), ctx.summed(x)) if needs[1] else None
+            dbias = ops.column_sums(dout) if needs[2] else None
+        return refuse_twice(None, dweight, dbias, dout if needs[3] else None, None, None)
+
+
+def remade(
+    summed: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None
+) -> Tensor:
+    """summed(x) W^T + b + rows for data x, with summed(x) made again in backward."""
+    known = mark_of(x)
+    return _OfNeighbours.apply(x, weight, bias, rows, summed, known if isinstance(known, Dropped) else None)
+
+
+def of_neighbours(
+    graph: Graph, value: Tensor | None, reduce: Any, x: Tensor, weight: Tensor, bias: Tensor | None,
+    rows: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(A x) W^T + b + rows for data x: no gradient of x or of A is asked for."""
+    return remade(lambda x: ops.spmm(graph, x, value, reduce), x, weight, bias, rows)

@@ -1,0 +1,178 @@
+"""Native kernels of chains that keep few bits. Where products follow, a tile of rows at a time is float: about as much
+as a second-level cache holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import memory
+from ..ops._library import OPS
+from ..ops.chain_keep import kept_of, sizes
+from ..ops.kept_chain import Kept, is_smooth, slope_range
+from ..ops.norm_act import Over, rstd_of
+from . import native, num_threads
+from ._arguments import F32, MASK64, at, contiguous, noise, row_sums_scratch
+from .cpu_dense import column_affine, correction, moments
+
+TILE_ELEMENTS = 2**18
+LARGEST_GROUP = 2**22
+"""Elements of the rows that fill whole blocks together; beyond it scratch would be as large as what it saves."""
+
+
+def _native_chain(k: Kept) -> Any:
+    """The object that kernels take; k's tensors must be alive and contiguous while it is used."""
+    low, high = slope_range(k.act, k.slope) if is_smooth(k.act) else (0.0, 1.0)
+    bits, slopes = (0, at(k.marks)) if is_smooth(k.act) else (at(k.marks), 0)
+    bf16_meta = k.zero is not None and k.zero.dtype == torch.bfloat16
+    layout = (k.rows * k.columns, _span(k.rows * k.columns, k.block), k.bits, bf16_meta, at(k.levels))
+    passing = 1.0 / (1.0 - k.merged) if k.merged < 1 else 0.0
+    tail = (bits, slopes, k.slope_bits, low, high - low, passing, k.slope, k.p, k.seed & MASK64)
+    return native.KeptChain(at(k.codes), at(k.zero), at(k.spread), *layout, *tail)
+
+
+def _span(numel: int, block: int) -> int:
+    return max(1, min(block, numel))
+
+
+def _group(columns: int, block: int, bits: int) -> int:
+    """The least number of rows that fill whole blocks and whole bytes of bits."""
+    bytes_full = 8 // math.gcd(8, columns)
+    return math.lcm(block // math.gcd(block, columns), bytes_full) if bits else bytes_full
+
+
+def _tiles(rows: int, columns: int, multiple: int) -> Iterator[tuple[int, int]]:
+    step = max(1, TILE_ELEMENTS // max(1, columns) // multiple) * multiple
+    return ((start, min(rows, start + step)) for start in range(0, rows, step))
+
+
+def _enough(done: bool) -> None:
+    if not done:
+        raise MemoryError("no memory left for the scratch of a kept chain")
+
+
+def _chain_keep(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
+    over: int, eps: float, act: int, slope: float, p: float, seed: int, bits: int, block: int, bf16_meta: bool,
+    levels: Tensor | None, seed_of_noise: int | None, slope_bits: int, products: list[Tensor],
+    biases: list[Tensor | None],
+) -> Any:  # fmt: skip
+    rows, columns = x.shape
+    block = _span(x.numel(), block)
+    group = _group(columns, block, bits) if x.numel() else 1
+    if x.numel() == 0 or group * columns > LARGEST_GROUP:
+        return OPS["chain_keep"].reference(
+            x, weight, bias, mean, var, over, eps, act, slope, p, seed, bits, block, bf16_meta, levels, seed_of_noise,
+            slope_bits, products, biases,
+        )  # fmt: skip
+    x, (weight, bias, levels) = x.contiguous(), contiguous(weight, bias, levels)
+    code_bytes, blocks, mark_bytes = sizes(x.numel(), act, bits, block, slope_bits)
+    meta = torch.bfloat16 if bf16_meta else F32
+    codes, marks = memory.empty([code_bytes], torch.uint8), memory.empty([mark_bytes], torch.uint8)
+    zero, spread = (memory.empty([blocks], meta) for _ in range(2))
+    k = kept_of((codes, zero, spread, marks), x.shape, (bits, block, levels), act, slope, p, seed, slope_bits)
+    if over == Over.ROWS:
+        own_mean, own_var = x.new_empty(rows), x.new_empty(rows)
+    else:
+        own_mean, own_var = moments(x, over) if over in (Over.COLUMNS, Over.ALL) else (x.new_empty(0), x.new_empty(0))
+    used = (own_mean, own_var) if mean is None or var is None else (mean, var)
+    columns_of = column_affine(x, weight, bias, *used, over, eps) if over != Over.ROWS else (None,) * 4
+    by_row = (at(own_mean), at(own_var)) if over == Over.ROWS else (0, 0)
+    given = (*(at(t) for t in columns_of), at(weight), at(bias), eps, *by_row)
+    kept = _native_chain(k)
+    settings = (act, slope, p, seed & MASK64, kept, *noise(seed_of_noise))
+
+    def run(start: int, end: int, out: Tensor) -> None:
+        place = x.data_ptr() + start * columns * 4
+        _enough(
+            native.chain_keep(
+                place, *given, start, end - start, columns, *settings, at(out), group, num_threads()
+            )
+        )  # fmt: skip
+
+    if not products:
+        outs = [memory.empty(x.shape, F32)]
+        run(0, rows, outs[0])
+        return outs, own_mean, own_var, codes, zero, spread, marks
+    outs = [memory.empty([rows, product.size(0)], F32) for product in products]
+    tile: Tensor | None = None
+    for start, end in _tiles(rows, columns, group):
+        tile = x.new_empty(end - start, columns) if tile is None else tile[: end - start]
+        run(start, end, tile)
+        for out, product, shift in zip(outs, products, biases, strict=True):
+            if shift is None:
+                torch.mm(tile, product.t(), out=out[start:end])
+            else:
+                torch.addmm(shift, tile, product.t(), out=out[start:end])
+    return outs, own_mean, own_var, codes, zero, spread, marks
+
+
+def _contiguous_kept(args: tuple[Any, ...]) -> Kept:
+    codes, zero, spread, levels, marks = contiguous(*args[:5])
+    return Kept(codes, zero, spread, levels, marks, *args[5:15])
+
+
+def _decoder(k: Kept, weight: Tensor | None, bias: Tensor | None, result: bool) -> Callable[[int, int, Tensor], None]:
+    kept, (weight, bias) = _native_chain(k), contiguous(weight, bias)
+
+    def run(start: int, end: int, out: Tensor) -> None:
+        affine = (at(weight), at(bias), result)
+        _enough(native.chain_decode(kept, *affine, at(out), start, end - start, k.columns, num_threads()))
+
+    return run
+
+
+def _kept_rows(*args: Any) -> Tensor:
+    k = _contiguous_kept(args)
+    out = memory.empty([k.rows, k.columns], F32)
+    _decoder(k, *args[15:])(0, k.rows, out)
+    return out
+
+
+def _kept_products(douts: list[Tensor], *args: Any) -> list[Tensor]:
+    k = _contiguous_kept(args)
+    run = _decoder(k, *args[15:])
+    sums = [dout.new_zeros(dout.size(1), k.columns) for dout in douts]
+    tile: Tensor | None = None
+    for start, end in _tiles(k.rows, k.columns, 1):
+        tile = douts[0].new_empty(end - start, k.columns) if tile is None else tile[: end - start]
+        run(start, end, tile)
+        for total, dout in zip(sums, douts, strict=True):
+            total.addmm_(dout[start:end].t(), tile)
+    return sums
+
+
+def _chain_backward(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    k, (weight, var, over, eps) = _contiguous_kept(args), args[15:]
+    dout, (weight, var) = dout.contiguous(), contiguous(weight, var)
+    dweight, dbias = dout.new_zeros(k.columns), dout.new_zeros(k.columns)
+    kept, ends = _native_chain(k), (k.rows, k.columns, num_threads())
+    scratch = row_sums_scratch(k.rows, k.columns)
+    if over == Over.ROWS and var is not None:
+        rstd = rstd_of(var, over, eps).contiguous()
+        given = (at(dout), kept, at(weight), at(rstd), at(scratch))
+        _enough(native.chain_row_backward(*given, at(dx), at(dweight), at(dbias), *ends))
+        return dweight, dbias
+    scale = by_hat = constant = None
+    if over != Over.NOTHING and var is not None:
+        _enough(native.chain_sums(at(dout), kept, at(scratch), at(dbias), at(dweight), *ends))
+        rstd = rstd_of(var, over, eps).expand(k.columns).contiguous()
+        scale = rstd if weight is None else rstd * weight
+        by_x, constant = correction(k.rows, weight, var, scale, rstd, over, eps, dweight, dbias)
+        by_hat = None if by_x is None else by_x / rstd
+    extra = (at(scale), at(by_hat), at(constant))
+    _enough(native.chain_backward(at(dout), kept, *extra, at(dx), *ends))
+    return dweight, dbias
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "chain_keep": _chain_keep,
+    "kept_rows": _kept_rows,
+    "kept_products": _kept_products,
+    "chain_backward": _chain_backward,
+}
