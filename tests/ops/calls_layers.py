@@ -11,9 +11,11 @@ from torch import Tensor
 
 from gossamer.ops import OPS
 from gossamer.ops.activation import ACTIVATIONS
+from gossamer.ops.chain_keep import kept_of
+from gossamer.ops.kept_chain import Kept
 from gossamer.ops.norm_act import Over, statistics
 
-from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, maybe, structure
+from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, levels, maybe, structure
 
 SLOPES = st.sampled_from([0.2, 1.0, 0.0])
 WIDE = st.sampled_from([torch.float32, torch.float32, torch.float64])
@@ -86,6 +88,46 @@ def norm_act_backward(draw: Draw) -> list[Any]:
     return [floats(draw, *x.shape).to(x.dtype), x, weight, bias, *used, over, *rest]
 
 
+def chain_keep(draw: Draw, coded: bool | None = None) -> list[Any]:
+    """Codes of normalised rows only if asked for: a rounding away from the reference's they may be other codes."""
+    *tensors, over, eps, act, slope, p, seed = norm_act(draw)
+    tensors = widened(torch.float32, *tensors)
+    coded = over == Over.NOTHING and ACTIVATIONS[act] not in ("elu", "gelu") if coded is None else coded
+    bits, slope_bits = (draw(st.sampled_from([1, 2, 4, 8])) for _ in range(2))
+    bits = bits if coded else 0
+    own_levels = levels(draw, bits) if bits else None
+    block, noise = draw(st.integers(1, 400)), draw(st.none() | SEEDS)
+    products = [floats(draw, draw(COUNTS), tensors[0].size(1)) for _ in range(draw(st.integers(0, 2)))]
+    biases = [maybe(draw, floats(draw, product.size(0))) for product in products]
+    codec = [bits, block, draw(st.booleans()), own_levels, noise, slope_bits]
+    return [*tensors, over, eps, act, slope, p, seed, *codec, products, biases]
+
+
+def kept_chain(draw: Draw) -> tuple[list[Any], Kept, Tensor]:
+    """The call that kept, what it kept, and the variance it used."""
+    args = chain_keep(draw, coded=True)
+    _, _, own_var, *found = OPS["chain_keep"].reference(*args)
+    act, slope, p, seed, bits, block, _, own_levels, _, slope_bits = args[7:17]
+    tail = (act, slope, p, seed, slope_bits)
+    kept = kept_of(tuple(found), args[0].shape, (bits, block, own_levels), *tail)
+    return args, kept, own_var if args[4] is None else args[4]
+
+
+def kept_rows(draw: Draw) -> list[Any]:
+    (_, weight, bias, *_), kept, _ = kept_chain(draw)
+    return [*kept, weight, bias, draw(st.booleans())]
+
+
+def kept_products(draw: Draw) -> list[Any]:
+    args = kept_rows(draw)
+    return [[floats(draw, args[5], draw(COUNTS)) for _ in range(draw(st.integers(0, 2)))], *args]
+
+
+def chain_backward(draw: Draw) -> list[Any]:
+    (x, weight, _, _, _, over, eps, *_), kept, var = kept_chain(draw)
+    return [torch.empty_like(x), floats(draw, *x.shape), *kept, weight, var, over, eps]
+
+
 CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "edge_sums": edge_sums,
     "gat_attention": lambda draw: [*gat_terms(draw), None, None],
@@ -96,4 +138,8 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "column_sums": column_sums,
     "norm_act": norm_act,
     "norm_act_backward": norm_act_backward,
+    "chain_keep": chain_keep,
+    "kept_rows": kept_rows,
+    "kept_products": kept_products,
+    "chain_backward": chain_backward,
 }

@@ -17,7 +17,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def tensors_of(result: Any) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else tuple(result)
+    """The tensors of a result, in order; also those in lists."""
+    return (result,) if isinstance(result, Tensor) else tuple(t for part in result for t in tensors_of(part))
 
 
 def same(actual: Any, expected: Any) -> bool:

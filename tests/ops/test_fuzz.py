@@ -54,6 +54,9 @@ def spoil(draw: Draw, value: Any) -> Any:
         return spoil_tensor(draw, value)
     if isinstance(value, bool) or value is None:
         return value
+    if isinstance(value, list):
+        at = draw(st.integers(0, len(value)))
+        return value[:-1] if at == len(value) else [*value[:at], spoil(draw, value[at]), *value[at + 1 :]]
     if isinstance(value, float):
         return draw(st.sampled_from([-1.0, -1e-9, 1.0 + 1e-9, 2.0, math.nan, math.inf]))
     return draw(st.integers(-5, 40) | st.sampled_from([-(2**63), -(2**31), 1000]))
@@ -64,6 +67,12 @@ def assert_same(actual: Any, expected: Any) -> None:
     for a, b in zip(tensors_of(actual), tensors_of(expected), strict=True):
         near = {"rtol": 1e-2, "atol": 1e-2} if a.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-3}
         torch.testing.assert_close(a, b, equal_nan=True, **(near if a.is_floating_point() else {"rtol": 0, "atol": 0}))
+
+
+def written_by(name: str) -> list[int]:
+    """The positions of the arguments that an op writes into."""
+    aliases = [argument.alias_info for argument in OPS[name].overload._schema.arguments]
+    return [k for k, alias in enumerate(aliases) if alias is not None and alias.is_write]
 
 
 def test_all_ops_are_here():
@@ -77,15 +86,17 @@ def test_the_references_result_or_an_error_that_names_an_argument(name, data):
     args = CALLS[name](data.draw)
     if (at := data.draw(st.integers(-2, len(args) - 1))) >= 0:
         args[at] = spoil(data.draw, args[at])
+    copy = [arg.clone() if k in written_by(name) else arg for k, arg in enumerate(args)]
     with using(data.draw(st.sampled_from(ISAS))):
         try:
             out = OPS[name](*args)
         except (ValueError, TypeError, IndexError, RuntimeError) as error:
             names = [argument.name for argument in OPS[name].overload._schema.arguments]
-            named = re.findall(r"`(\w+)`|argument '(\w+)'", str(error))
+            named = re.findall(r"`(\w+)(?:\[\d+\])?`|argument '(\w+)'", str(error))
             assert any(n in names for pair in named for n in pair), error
             return
-    assert_same(out, OPS[name].reference(*args))
+    assert_same(out, OPS[name].reference(*copy))
+    assert_same([args[k] for k in written_by(name)], [copy[k] for k in written_by(name)])
 
 
 @pytest.mark.parametrize("name", CALLS)

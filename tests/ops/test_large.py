@@ -10,6 +10,8 @@ import torch
 from gossamer import Graph
 from gossamer.ops import (
     OPS,
+    chain_backward,
+    chain_keep,
     dequantize_rows,
     dropout_keeping_mask,
     int8_linear,
@@ -22,6 +24,7 @@ from gossamer.ops import (
     unpack,
 )
 from gossamer.ops.activation import ACTIVATIONS
+from gossamer.ops.chain_keep import kept_of
 from gossamer.ops.norm_act import Over
 
 from .compare import on_baseline, same_bits
@@ -65,6 +68,34 @@ def gradients_of(over: Over):
     return x, x, rand(COLUMNS), rand(COLUMNS, seed=1), *statistics, over, *TAIL
 
 
+def kept(over: Over):
+    (out,), mean, var, *found = chain_keep(
+        rand(ROWS, COLUMNS),
+        rand(COLUMNS),
+        rand(COLUMNS, seed=1),
+        None,
+        None,
+        over,
+        *TAIL,
+        2,
+        200,
+        True,
+        None,
+        5,
+        4,
+        [],
+        [],
+    )
+    return out, mean, var, *found
+
+
+def kept_gradients(over: Over):
+    _, _, var, *found = kept(over)
+    k = kept_of(tuple(found), torch.Size((ROWS, COLUMNS)), (2, 200, None), *TAIL[1:], 4)
+    dx = torch.empty(ROWS, COLUMNS)
+    return dx, *chain_backward(dx, rand(ROWS, COLUMNS, seed=2), *k, rand(COLUMNS), var, over, TAIL[0])
+
+
 CALLS = {
     "dropout_mask": lambda: dropout_keeping_mask(rand(NUMEL + 5), 0.3, 1),  # with a tail
     "relu_dropout": lambda: relu_dropout(rand(NUMEL), 0.3, 1),
@@ -81,6 +112,8 @@ CALLS = {
     "norm_act_backward, columns": lambda: OPS["norm_act_backward"](*gradients_of(Over.COLUMNS)),
     "norm_act_backward, rows": lambda: OPS["norm_act_backward"](*gradients_of(Over.ROWS)),
     "spmm_int8": lambda: spmm_int8(graph(), codes()[:1000], rand(1000)),
+    "chain_keep, rows": lambda: kept(Over.ROWS),
+    "chain_backward, columns": lambda: kept_gradients(Over.COLUMNS),
 }
 
 
