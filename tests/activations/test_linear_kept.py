@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kept_checks import EXACT, Identity, assert_unbiased, plan_with, seeded, tensors
+from kept_checks import EXACT, Identity, assert_unbiased, dots, plan_with, seeded, tensors
 from torch import nn
 from torch.autograd import gradcheck
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -51,11 +51,6 @@ def inputs(dtype=torch.float32):
 
 def two(x, w1, w2, bias, rows, plan):
     return products(x, [w1, w2], [bias, None], plan, rows)
-
-
-def dots(outs):
-    """A scalar whose gradients are fixed matrices."""
-    return sum((out * tensors(out.shape, seed=9)[0].detach()).sum() for out in outs)
 
 
 # Exactness ------------------------------------------------------------------------------------------------------
