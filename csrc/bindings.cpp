@@ -298,10 +298,10 @@ void define_norm(nb::module_& m) {
 
 // Tensors over buffers of the pool, which gets each back when its last owner is gone.
 void define_pool(nb::module_& m) {
-  m.def("pool_tensor", [](const std::vector<size_t>& shape, int code, int bits, bool roomy) {
+  m.def("pool_tensor", [](const std::vector<size_t>& shape, int code, int bits, bool lasting) {
     int64_t bytes = bits / 8;
     for (size_t extent : shape) bytes *= int64_t(extent);
-    void* buffer = pool_take(bytes, roomy);
+    void* buffer = pool_take(bytes, lasting);
     if (!buffer) throw std::bad_alloc();
     nb::capsule owner(buffer, [](void* p) noexcept { pool_give(p); });
     const nb::dlpack::dtype type = {uint8_t(code), uint8_t(bits), 1};

@@ -10,6 +10,11 @@ struct BitWriter {
   uint64_t held;
   int count;
   void add(uint16_t bits, int n) {
+    if (count == 0 && n == kLanes) {
+      std::memcpy(to, &bits, 2);
+      to += 2;
+      return;
+    }
     held |= uint64_t(bits & ((1u << n) - 1u)) << count;
     for (count += n; count >= 8; count -= 8, held >>= 8) *to++ = uint8_t(held);
   }

@@ -52,13 +52,23 @@ GOSSAMER_INLINE BlockRange block_range(const float* x, int64_t n, bool bf16_meta
   return {zero, bf16_meta ? bf16_up(spread) : spread};
 }
 
-// Which bin h lies in, and how far: the sum over bins of how much of each lies below h.
+// table[q] per lane.
+template <int Bits>
+GOSSAMER_INLINE f32x16 entries_of(const float* table, i32x16 q) {
+  if (Bits <= 4) return lookup16(table, q);
+  int32_t codes[kLanes];
+  float found[kLanes];
+  store(codes, q);
+  for (int k = 0; k < kLanes; ++k) found[k] = table[codes[k]];
+  return load<f32x16>(found);
+}
+
+// Which bin h lies in, and how far: bin j from level j to the next has length one.
 template <int Bits>
 GOSSAMER_INLINE f32x16 position(f32x16 h, const Bins& b) {
-  f32x16 t = splat(0.0f);
-  for (int k = 0; k < (1 << Bits) - 1; ++k)
-    t += minimum(maximum((h - b.level[k]) * b.inverse[k], splat(0.0f)), splat(1.0f));
-  return t;
+  i32x16 j = splat(0);
+  for (int k = 1; k < (1 << Bits) - 1; ++k) j = j - (h >= splat(b.level[k]));  // true is -1
+  return (h - entries_of<Bits>(b.level, j)) * entries_of<Bits>(b.inverse, j) + to_float(j);
 }
 
 template <int Bits, bool Stochastic, bool Uniform>
@@ -164,16 +174,6 @@ GOSSAMER_INLINE void pack_block(const float* x, int64_t n, BlockRange r, const R
   else pack_block_as<Bits, false, false>(x, n, r, inverse, how.bins, out, how.key, index);
 }
 
-template <int Bits>
-GOSSAMER_INLINE f32x16 levels_of(i32x16 q, const Bins& b) {
-  if (Bits <= 4) return lookup16(b.level, q);
-  int32_t codes[kLanes];
-  float found[kLanes];
-  store(codes, q);
-  for (int k = 0; k < kLanes; ++k) found[k] = b.level[codes[k]];
-  return load<f32x16>(found);
-}
-
 // Elements first .. first + n - 1 of one block, whose codes begin at `in`.
 template <int Bits, bool Uniform>
 static void unpack_span_as(const uint8_t* in, int64_t first, int64_t n, BlockRange r, const Bins& b, float* out,
@@ -190,7 +190,7 @@ static void unpack_span_as(const uint8_t* in, int64_t first, int64_t n, BlockRan
     float* to = whole ? out + (c - first) : part;
     for (int k = 0; k < 64; k += kLanes) {
       const i32x16 q = widen(codes + k);
-      put(to + k, (Uniform ? to_float(q) : levels_of<Bits>(q, b)) * step + r.zero, streaming && whole);
+      put(to + k, (Uniform ? to_float(q) : entries_of<Bits>(b.level, q)) * step + r.zero, streaming && whole);
     }
     if (!whole) std::memcpy(out + (c + skip - first), part + skip, size_t(end - skip) * sizeof(float));
   }

@@ -1,7 +1,7 @@
 // A list of free mappings, most recently given back last. A request takes the smallest one that fits without wasting a
-// quarter of it (half, if it says that it will not be held for long); beyond the limit the oldest are unmapped. Nor are
-// free mappings kept beside a new one if together they would take more than was ever in use at once: the pool saves
-// page faults, it does not raise the peak. Huge pages are asked for: fewer faults, fewer TLB misses.
+// quarter of it; beyond the limit the oldest are unmapped. The pool saves page faults, but it does not raise the peak:
+// if a new mapping beside the free ones would take more than was ever asked for at once, a request that will not last
+// is lent a larger mapping, and otherwise free ones are unmapped. Huge pages are asked for: fewer faults and TLB misses.
 #include "pool.h"
 
 #include <sys/mman.h>
@@ -14,18 +14,28 @@ namespace gossamer {
 namespace {
 
 constexpr int64_t kHugePage = int64_t(1) << 21;
+constexpr int64_t kMostLent = 8;  // a mapping is lent to what fills at least an eighth of it
 
 struct Block {
   void* address;
-  int64_t bytes;
+  int64_t bytes, asked;
 };
 
 struct Pool {
   std::mutex mutex;
   std::vector<Block> free;
-  std::unordered_map<void*, int64_t> used;
+  std::unordered_map<void*, Block> used;
   PoolStats stats = {0, 0, 0, 0, 0};
-  int64_t most_used = 0;
+  int64_t asked = 0, most_asked = 0;
+
+  // The smallest free mapping of at least and at most so many bytes; free.size() if there is none.
+  size_t smallest(int64_t least, int64_t most) const {
+    size_t best = free.size();
+    for (size_t k = 0; k < free.size(); ++k)
+      if (free[k].bytes >= least && free[k].bytes <= most && (best == free.size() || free[k].bytes < free[best].bytes))
+        best = k;
+    return best;
+  }
 
   void trim(int64_t limit) {
     size_t oldest = 0;
@@ -54,23 +64,20 @@ void* map_huge(int64_t bytes) {
 
 }  // namespace
 
-void* pool_take(int64_t bytes, bool roomy) {
+void* pool_take(int64_t bytes, bool lasting) {
   Pool& p = pool();
   bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   std::lock_guard<std::mutex> lock(p.mutex);
-  size_t best = p.free.size();
-  for (size_t k = 0; k < p.free.size(); ++k) {
-    const int64_t size = p.free[k].bytes;
-    if (size >= bytes && size <= bytes + (roomy ? bytes + kHugePage : bytes / 4) && (best == p.free.size() || size < p.free[best].bytes)) best = k;
-  }
-  Block block = {nullptr, bytes};
+  const int64_t beside = p.most_asked - p.stats.used_bytes - bytes;  // free bytes that may stay if a new mapping is made
+  size_t best = p.smallest(bytes, bytes + bytes / 4);
+  if (best == p.free.size() && !lasting && p.stats.free_bytes > beside) best = p.smallest(bytes, bytes * kMostLent);
+  Block block = {nullptr, bytes, bytes};
   if (best < p.free.size()) {
-    block = p.free[best];
+    block = {p.free[best].address, p.free[best].bytes, bytes};
     p.free.erase(p.free.begin() + int64_t(best));
     p.stats.free_bytes -= block.bytes;
     ++p.stats.hits;
   } else {
-    const int64_t beside = p.most_used - p.stats.used_bytes - bytes;
     p.trim(beside > 0 ? beside : 0);
     block.address = map_huge(bytes);
     if (!block.address) {
@@ -80,9 +87,10 @@ void* pool_take(int64_t bytes, bool roomy) {
     if (!block.address) return nullptr;
     ++p.stats.misses;
   }
-  p.used[block.address] = block.bytes;
+  p.used[block.address] = block;
   p.stats.used_bytes += block.bytes;
-  if (p.stats.used_bytes > p.most_used) p.most_used = p.stats.used_bytes;
+  p.asked += bytes;
+  if (p.asked > p.most_asked) p.most_asked = p.asked;
   return block.address;
 }
 
@@ -91,9 +99,10 @@ void pool_give(void* buffer) {
   std::lock_guard<std::mutex> lock(p.mutex);
   const auto found = p.used.find(buffer);
   if (found == p.used.end()) return;
-  p.free.push_back({buffer, found->second});
-  p.stats.used_bytes -= found->second;
-  p.stats.free_bytes += found->second;
+  p.free.push_back(found->second);
+  p.stats.used_bytes -= found->second.bytes;
+  p.stats.free_bytes += found->second.bytes;
+  p.asked -= found->second.asked;
   p.used.erase(found);
   p.trim(p.stats.limit_bytes);
 }
@@ -102,7 +111,7 @@ void pool_limit(int64_t bytes) {
   Pool& p = pool();
   std::lock_guard<std::mutex> lock(p.mutex);
   p.stats.limit_bytes = bytes;
-  p.most_used = p.stats.used_bytes;
+  p.most_asked = p.asked;
   p.trim(bytes);
 }
 

@@ -8,8 +8,8 @@ struct PoolStats {
   int64_t limit_bytes, free_bytes, used_bytes, hits, misses;
 };
 
-// Null when the system has no more memory. `roomy`: a buffer of up to twice the size will do.
-void* pool_take(int64_t bytes, bool roomy);
+// Null when the system has no more memory. `lasting`: it will be held for long, so a much larger buffer will not do.
+void* pool_take(int64_t bytes, bool lasting);
 void pool_give(void* buffer);
 void pool_limit(int64_t bytes);  // how many free bytes are kept; 0 keeps none and frees what is there
 PoolStats pool_stats();

@@ -116,6 +116,26 @@ GOSSAMER_INLINE Vec<T> maximum(Vec<T> a, Vec<T> b) {
   return select(a > b, a, b);
 }
 
+#if defined(__AVX512F__)  // one instruction with the same rule; gcc makes two of a comparison and a choice
+GOSSAMER_INLINE f32x16 minimum(f32x16 a, f32x16 b) {
+  return {bits_of<f32x16::Part>(_mm512_min_ps(bits_of<__m512>(a.part[0]), bits_of<__m512>(b.part[0])))};
+}
+GOSSAMER_INLINE f32x16 maximum(f32x16 a, f32x16 b) {
+  return {bits_of<f32x16::Part>(_mm512_max_ps(bits_of<__m512>(a.part[0]), bits_of<__m512>(b.part[0])))};
+}
+#elif defined(__AVX2__)
+GOSSAMER_INLINE f32x16 minimum(f32x16 a, f32x16 b) {
+  GOSSAMER_EACH_PART a.part[p] =
+      bits_of<f32x16::Part>(_mm256_min_ps(bits_of<__m256>(a.part[p]), bits_of<__m256>(b.part[p])));
+  return a;
+}
+GOSSAMER_INLINE f32x16 maximum(f32x16 a, f32x16 b) {
+  GOSSAMER_EACH_PART a.part[p] =
+      bits_of<f32x16::Part>(_mm256_max_ps(bits_of<__m256>(a.part[p]), bits_of<__m256>(b.part[p])));
+  return a;
+}
+#endif
+
 template <typename To, typename From>
 GOSSAMER_INLINE Vec<To> convert(Vec<From> v) {
   Vec<To> r;

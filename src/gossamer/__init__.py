@@ -7,7 +7,7 @@ from .codecs import Blockwise, Codec, Codes, Projected, RowInt8, Uniform
 from .compare import compare
 from .graph import Graph
 from .pyg import NothingToLighten, lighten_, restore_
-from .recipe import Exact, Float32, Keep, Recipe, UnknownRecipe, recipes
+from .recipe import Exact, Float32, Keep, Published, Recipe, UnknownRecipe, recipes
 from .train import TrainingDiverged, train
 
 if kernels.native:
@@ -28,6 +28,7 @@ __all__ = [
     "Keep",
     "NothingToLighten",
     "Projected",
+    "Published",
     "Recipe",
     "RowInt8",
     "TrainingDiverged",

@@ -187,6 +187,13 @@ def filter_edges(rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None
 
 
 @torch.inference_mode(False)
+def node_factors(rowptr: Tensor) -> Tensor:
+    """deg_i^-1/2 with deg the number of incoming edges; a node without any gets 0, as in PyG."""
+    factor = rowptr.diff().to(torch.float32).pow(-0.5)
+    return factor.masked_fill(factor == torch.inf, 0.0)
+
+
+@torch.inference_mode(False)
 def symmetric_weights(rowptr: Tensor, col: Tensor, value: Tensor | None) -> Tensor:
     """deg_i^-1/2 value deg_j^-1/2 with deg the weighted in-degree; a node without weight gets 0, as in PyG."""
     row = row_of_edge(rowptr)

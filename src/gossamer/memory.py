@@ -55,7 +55,7 @@ def default_limit() -> int:
 POOLED_DTYPES = frozenset(_DLPACK_CODE)
 
 _limit = 0
-_roomy = 0
+_lasting = 0
 _switched_off = 0  # how many `without_pool` blocks are open
 
 
@@ -88,14 +88,14 @@ def without_pool() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def roomy() -> Iterator[None]:
-    """For results that will not be held for long: they may take a free buffer of up to twice their size."""
-    global _roomy
-    _roomy += 1
+def lasting() -> Iterator[None]:
+    """For what is held from forward to backward: it does not take a buffer that is much too large for it."""
+    global _lasting
+    _lasting += 1
     try:
         yield
     finally:
-        _roomy -= 1
+        _lasting -= 1
 
 
 def use_huge_pages(tensor: torch.Tensor) -> bool:
@@ -111,7 +111,7 @@ def use_huge_pages(tensor: torch.Tensor) -> bool:
 
 
 def trim_heap() -> None:
-    """Give back to the system what malloc holds free, where it is glibc's: building a graph leaves tens of megabytes."""
+    """Give back what malloc holds free, where it is glibc's: building a graph leaves tens of megabytes."""
     trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -140,7 +140,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     if not SMALLEST_POOLED_BYTES <= num_bytes < LARGEST_POOLED_BYTES or not _limit or _switched_off:
         return torch.empty(shape, dtype=dtype)
     assert native is not None  # a limit is only set with the native module
-    out = torch.from_dlpack(native.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8, bool(_roomy)))
+    out = torch.from_dlpack(native.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8, bool(_lasting)))
     if torch.are_deterministic_algorithms_enabled() and getattr(deterministic, "fill_uninitialized_memory", False):
         out.fill_(float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max)  # as torch.empty does then
     return out

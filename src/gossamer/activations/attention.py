@@ -121,7 +121,7 @@ class _GatSum(torch.autograd.Function):
         out = ops.spmm(graph, h_src, value=dropped(p, setting), bias=bias)
         ctx.setting, ctx.apart, ctx.weighs = setting, h_dst is not None, any(ctx.needs_input_grad[:5])
         if ctx.weighs:
-            codes = setting.plan.values.encode(h_src, draw_seed())
+            codes = setting.plan.values.encode(h_src, draw_seed(h_src))
             rows = _rows_for_atts(h_src, h_dst, ctx.needs_input_grad[2:4], codes, setting.plan, made_from)
             terms, atts = (a_src, a_dst, a_edge), (att_src, att_dst)
             groups = (Edges.of(graph), terms, atts, codes.tensors, *(r.tensors for r in rows))
@@ -187,7 +187,7 @@ def _sum_of_product(products: Products, saved: Sequence[Any], da: Tensor) -> Ten
 
 
 def _of_codes(codec: Codec, h: Tensor, codes: Codes | None = None) -> Rows:
-    codes = codes or codec.encode(h, draw_seed())
+    codes = codes or codec.encode(h, draw_seed(h))
     return Rows(codes.tensors, partial(_sum_of_codes, codec, codes.shape, codes.dtype))
 
 

@@ -39,8 +39,8 @@ class Settings(NamedTuple):
     seed: int
 
 
-def _noise(how: Settings) -> int:
-    return seed_beside(how.seed) if how.p > 0 else draw_seed()
+def _noise(how: Settings, x: Tensor) -> int:
+    return seed_beside(how.seed) if how.p > 0 else draw_seed(x)
 
 
 class _Chain(torch.autograd.Function):
@@ -53,7 +53,7 @@ class _Chain(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         bits, block, bf16_meta, levels = layout
         weights, biases = list(params[::2]), list(params[1::2])
-        noise = _noise(how) if bits or is_smooth(how.act) else None
+        noise = _noise(how, x) if bits or is_smooth(how.act) else None
         codec = (bits, block, bf16_meta, levels, noise, slope_bits)
         outs, own_mean, own_var, *found = ops.chain_keep(x, weight, bias, mean, var, *how, *codec, weights, biases)
         tail = (how.act, how.slope, how.p, how.seed, slope_bits)
@@ -67,7 +67,8 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *douts: Tensor) -> tuple[Tensor | None, ...]:
-        weights, (weight, bias, var, *kept) = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor only once
+        weights, (weight, bias, var, *kept) = saved[: ctx.count], saved[ctx.count :]
         needs, how, k = ctx.needs_input_grad, ctx.how, Kept(*kept, *ctx.settings)
         grads: list[Tensor | None] = []
         with torch.no_grad():
@@ -102,7 +103,7 @@ class _PlainChain(torch.autograd.Function):
         codes: tuple[Tensor, ...] = ()
         if how.over != Over.NOTHING:
             hat = normalised(x, used[0], rstd_of(used[1], how.over, how.eps), how.over)
-            codes = codec.encode(x if raw else hat, _noise(how)).tensors
+            codes = codec.encode(x if raw else hat, _noise(how, x)).tensors
         ctx.save_for_backward(weight, *used, _marks(affine(hat, weight, bias), how), *codes)
         ctx.mark_non_differentiable(own_mean, own_var)
         return out, own_mean, own_var

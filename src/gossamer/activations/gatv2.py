@@ -45,7 +45,7 @@ class _Gatv2Sum(torch.autograd.Function):
         ctx.setting, ctx.codes = setting, []
         if any(ctx.needs_input_grad[:3]):
             encode = setting.plan.sharp.encode
-            codes = [encode(h, draw_seed()) for h in (h_src, h_dst) if h is not None]
+            codes = [encode(h, draw_seed(h)) for h in (h_src, h_dst) if h is not None]
             ctx.codes = [(len(c.tensors), c.shape, c.dtype) for c in codes]
             ctx.save_for_backward(*Edges.of(graph), att, *(tensor for c in codes for tensor in c.tensors))
         return out
@@ -60,7 +60,8 @@ class _Gatv2Sum(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    setting, (*structure, att), kept = ctx.setting, ctx.saved_tensors[:6], iter(ctx.saved_tensors[6:])
+    saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor only once
+    setting, (*structure, att), kept = ctx.setting, saved[:6], iter(saved[6:])
     edges = Edges(*structure)
     codes = [Codes(tuple(next(kept) for _ in range(number)), *like) for number, *like in ctx.codes]
     decoded = [setting.plan.sharp.decode(c) for c in codes]

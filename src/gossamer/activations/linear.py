@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import memory, ops
+from .. import ops
 from ..ops.linear import linear_op
 from .noise import refuse_twice
 from .plan import Plan
@@ -37,7 +37,8 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *douts: Tensor) -> tuple[Tensor | None, ...]:
-        weights, saved = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor only once
+        weights, saved = saved[: ctx.count], saved[ctx.count :]
         needs = ctx.needs_input_grad
         with torch.no_grad():
             douts = tuple(dout.contiguous() for dout in douts)
@@ -73,9 +74,7 @@ class _OfNeighbours(torch.autograd.Function):
     ) -> Tensor:
         ctx.summed, ctx.dropout = summed, None if dropped is None else (dropped.p, dropped.seed)
         ctx.save_for_backward(x if dropped is None else dropped.x, weight)
-        with memory.roomy():
-            rows_of_x = summed(x)
-        return linear_op(rows_of_x, weight, bias, rows)
+        return linear_op(summed(x), weight, bias, rows)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
@@ -83,8 +82,7 @@ class _OfNeighbours(torch.autograd.Function):
         needs, dout = ctx.needs_input_grad, dout.contiguous()
         with torch.no_grad():
             x = x if ctx.dropout is None else ops.dropout(x, *ctx.dropout)
-            with memory.roomy():
-                dweight = torch.mm(dout.t(), ctx.summed(x)) if needs[1] else None
+            dweight = torch.mm(dout.t(), ctx.summed(x)) if needs[1] else None
             dbias = ops.column_sums(dout) if needs[2] else None
         return refuse_twice(None, dweight, dbias, dout if needs[3] else None, None, None)
 

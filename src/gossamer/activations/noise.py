@@ -14,32 +14,37 @@ from ..ops.random import key_of
 class Stream:
     """Seeds that follow torch's default generator without taking anything from it.
 
-    A seed is a hash of the generator's state and of how many seeds were made in that state. `torch.manual_seed` and
-    restored states thus govern the noise, yet dropout masks are those of a run without noise, and a checkpointed
-    function draws the same masks in its second run, which alone makes noise. Where nothing else draws, the state stays
-    as it is and only the count makes seeds differ: it belongs to what a resumed run restores.
+    A seed is a hash of the generator's state and of a sample of the numbers to be rounded, and of how often the same
+    was asked before. `torch.manual_seed` and restored states thus govern the noise, a repeated run repeats it, yet
+    dropout masks are those of a run without noise, and a checkpointed function draws the same masks in its second run,
+    which alone makes noise.
     """
 
     def __init__(self) -> None:
-        self.reset()
+        self._last, self._count = b"", 0
 
-    def reset(self) -> None:
-        self.state, self.count = b"", 0
-
-    def seed(self) -> int:
-        state = hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).digest()
-        self.count = self.count + 1 if state == self.state else 0
-        self.state = state
-        made = hashlib.blake2b(state + self.count.to_bytes(8, "little"), digest_size=8).digest()
+    def seed(self, x: Tensor | None) -> int:
+        asked = torch.get_rng_state().numpy().tobytes() + (b"" if x is None else _sample(x))
+        asked = hashlib.blake2b(asked, digest_size=8).digest()
+        self._count = self._count + 1 if asked == self._last else 0
+        self._last = asked
+        made = hashlib.blake2b(asked + self._count.to_bytes(8, "little"), digest_size=8).digest()
         return int.from_bytes(made, "little", signed=True)
 
 
-stream = Stream()
+def _sample(x: Tensor) -> bytes:
+    """A few dozen numbers from all over x."""
+    rows = x.detach().reshape(-1) if x.is_contiguous() else x.detach().flatten(0, -2)[:, 0]
+    picked = rows[:: max(1, rows.numel() // 64)]
+    return picked.to("cpu", torch.float32).numpy().tobytes()
 
 
-def draw_seed() -> int:
-    """A seed for the noise of one rounding."""
-    return stream.seed()
+_stream = Stream()
+
+
+def draw_seed(x: Tensor | None = None) -> int:
+    """A seed for the noise of rounding x."""
+    return _stream.seed(x)
 
 
 def seed_beside(seed: int) -> int:

@@ -88,7 +88,7 @@ def source_of(x: Tensor, plan: Plan) -> Source:
     if layout is None or x.dtype != torch.float32:
         return coded(x, plan.rows)
     bits, block, bf16_meta, levels = layout
-    codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(), bf16_meta, levels)
+    codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(x), bf16_meta, levels)
     rows, columns = x.shape
     kept = Kept(codes, zero, spread, levels, None, rows, columns, bits, block)
     return packed(Stash(kept, None, None, True))
@@ -100,7 +100,7 @@ def packed(stash: Stash) -> Source:
 
 
 def coded(x: Tensor, codec: Codec) -> Source:
-    codes = codec.encode(x.detach(), draw_seed())
+    codes = codec.encode(x.detach(), draw_seed(x))
     return Source(codes.tensors, partial(_coded, codec, codes.shape, codes.dtype))
 
 

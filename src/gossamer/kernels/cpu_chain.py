@@ -1,6 +1,4 @@
-"""Native kernels of chains that keep few bits. Where products follow, a tile of rows at a time is float: about as much
-as a second-level cache holds.
-"""
+"""Native kernels of chains that keep few bits. Where products follow, only a tile of rows at a time is float."""
 
 from __future__ import annotations
 
@@ -20,7 +18,8 @@ from . import native, num_threads
 from ._arguments import F32, MASK64, at, contiguous, noise, row_sums_scratch
 from .cpu_dense import column_affine, correction, moments
 
-TILE_ELEMENTS = 2**18
+TILE_ELEMENTS = 2**22
+"""Small beside the results; large enough that waiting for all threads twice a tile does not show on a busy machine."""
 LARGEST_GROUP = 2**22
 """Elements of the rows that fill whole blocks together; beyond it scratch would be as large as what it saves."""
 
@@ -73,8 +72,9 @@ def _chain_keep(
     x, (weight, bias, levels) = x.contiguous(), contiguous(weight, bias, levels)
     code_bytes, blocks, mark_bytes = sizes(x.numel(), act, bits, block, slope_bits)
     meta = torch.bfloat16 if bf16_meta else F32
-    codes, marks = memory.empty([code_bytes], torch.uint8), memory.empty([mark_bytes], torch.uint8)
-    zero, spread = (memory.empty([blocks], meta) for _ in range(2))
+    with memory.lasting():
+        codes, marks = memory.empty([code_bytes], torch.uint8), memory.empty([mark_bytes], torch.uint8)
+        zero, spread = (memory.empty([blocks], meta) for _ in range(2))
     k = kept_of((codes, zero, spread, marks), x.shape, (bits, block, levels), act, slope, p, seed, slope_bits)
     if over == Over.ROWS:
         own_mean, own_var = x.new_empty(rows), x.new_empty(rows)
@@ -102,7 +102,7 @@ def _chain_keep(
     outs = [memory.empty([rows, product.size(0)], F32) for product in products]
     tile: Tensor | None = None
     for start, end in _tiles(rows, columns, group):
-        tile = x.new_empty(end - start, columns) if tile is None else tile[: end - start]
+        tile = memory.empty([end - start, columns], F32) if tile is None else tile[: end - start]
         run(start, end, tile)
         for out, product, shift in zip(outs, products, biases, strict=True):
             if shift is None:
@@ -140,7 +140,7 @@ def _kept_products(douts: list[Tensor], *args: Any) -> list[Tensor]:
     sums = [dout.new_zeros(dout.size(1), k.columns) for dout in douts]
     tile: Tensor | None = None
     for start, end in _tiles(k.rows, k.columns, 1):
-        tile = douts[0].new_empty(end - start, k.columns) if tile is None else tile[: end - start]
+        tile = memory.empty([end - start, k.columns], F32) if tile is None else tile[: end - start]
         run(start, end, tile)
         for total, dout in zip(sums, douts, strict=True):
             total.addmm_(dout[start:end].t(), tile)

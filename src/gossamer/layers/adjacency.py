@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 from torch_geometric.utils import add_remaining_self_loops
 
-from .. import memory
+from .. import graph_build, memory
 from ..graph import Graph
 
 Sizes = tuple[int, int]
@@ -25,10 +25,11 @@ _remembered: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class Weighted(NamedTuple):
-    """A graph, and weights that replace its own because they are learned (CSR order)."""
+    """A graph, weights that replace its own because they are learned (CSR order), and a factor of either end's node."""
 
     graph: Graph
     value: Tensor | None = None
+    scale: Tensor | None = None
 
 
 class _Entry:
@@ -104,7 +105,7 @@ def gcn_graph_of(edge_index: Any, num_nodes: int, weight: Tensor | None, improve
             edges = graph._cached("listed", lambda: listed_edges(graph))
             return gcn_graph_of(edges, num_nodes, weight, improved, loops)
         graph = _given(edge_index, sizes, weight).graph
-        return Weighted(graph._cached(f"{key}", lambda: graph.gcn_norm(improved, loops)))
+        return graph._cached(f"{key}", lambda: _normalised(graph, improved, loops))
     if is_sparse(edge_index):
         return Weighted(remember(edge_index, None, key, lambda: _sparse_gcn(edge_index, sizes, improved, loops)))
     if weight is not None and weight.requires_grad:
@@ -112,9 +113,18 @@ def gcn_graph_of(edge_index: Any, num_nodes: int, weight: Tensor | None, improve
         weight = _one_per_edge(weight, edge_index)
         value = pyg_gcn_norm(edge_index, weight, num_nodes, improved, loops, "source_to_target", weight.dtype)[1]
         return Weighted(graph, graph.sort_edges(value))
-    return Weighted(
-        remember(edge_index, weight, key, lambda: from_edges(edge_index, sizes, weight).gcn_norm(improved, loops))
+    return remember(
+        edge_index, weight, key, lambda: _normalised(from_edges(edge_index, sizes, weight), improved, loops)
     )
+
+
+def _normalised(graph: Graph, improved: bool, loops: bool) -> Weighted:
+    """D^-1/2 (A + I) D^-1/2. Without weights it is a factor per node, which takes less memory than one per edge."""
+    if graph.value is not None or improved:
+        return Weighted(graph.gcn_norm(improved, loops))
+    graph = graph.with_self_loops() if loops else graph
+    graph = Graph(graph.rowptr, graph.col, graph.num_src)  # without what else it may remember of its making
+    return Weighted(graph, None, graph._cached("node_factors", lambda: graph_build.node_factors(graph.rowptr)))
 
 
 def from_edges(edge_index: Tensor, sizes: Sizes, weight: Tensor | None) -> Graph:

@@ -215,7 +215,8 @@ def pend(
     """The chain, to be run with what follows it if that saves keeping its result; else its result."""
     known = _known(x, norm, act, drop, batch, plan)
     linear_given_bits = known is not None and known[1].name in ("identity", "relu", "leaky_relu")
-    if plan is None or known is None or not linear_given_bits or not plan.shared or not keeping.fits(x, plan):
+    keeps = plan is not None and plan.shared and plan.worth(x) and keeping.fits(x, plan)
+    if plan is None or known is None or not linear_given_bits or not keeps:
         return run(x, norm, act, drop, batch, plan)
     return Pending(x, known, norm, plan)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 
 from .. import ops
-from ..activations.linear import of_neighbours
+from ..activations.linear import remade
 from ..activations.plan import of as plan_of
 from .adjacency import Weighted, gcn_graph_of, graph_of
 from .border import by_pyg, keep_templates
@@ -28,22 +28,22 @@ class GCNConv(pyg.GCNConv):
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         if by_pyg(self, x, edge_index):
             return super().forward(x, edge_index, edge_weight)
-        graph, value = self._graph(x, edge_index, edge_weight)
+        graph, value, scale = self._graph(x, edge_index, edge_weight)
         linear = is_plain(self.lin) and self.lin.bias is None  # A (X W) = (A X) W holds for nothing else
         plan = plan_of(self)
         if linear and aggregate_first(x, x.size(1), self.out_channels, plan):
             if remakes(plan, x, value):
-                return of_neighbours(graph, value, "sum", x, self.lin.weight, self.bias)
-            return apply_linear(self.lin, ops.spmm(graph, x, value), self.bias)
-        return ops.spmm(graph, apply_linear(self.lin, x), value, bias=self.bias)
+                return remade(lambda x: ops.spmm(graph, x, value, scale=scale), x, self.lin.weight, self.bias)
+            return apply_linear(self.lin, ops.spmm(graph, x, value, scale=scale), self.bias)
+        return ops.spmm(graph, apply_linear(self.lin, x), value, bias=self.bias, scale=scale)
 
     def after_chain(self, pending: Pending, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """forward(pending.run(), ...), with the product made while the chain's result is in the cache."""
         if by_pyg(self, pending.x, edge_index) or not is_plain(self.lin):
             return self(pending.run(), edge_index, edge_weight)
-        graph, value = self._graph(pending.x, edge_index, edge_weight)
+        graph, value, scale = self._graph(pending.x, edge_index, edge_weight)
         (h,) = pending.products([self.lin.weight], [self.lin.bias])
-        return ops.spmm(graph, h, value, bias=self.bias)
+        return ops.spmm(graph, h, value, bias=self.bias, scale=scale)
 
     def _graph(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Weighted:
         if self.normalize:

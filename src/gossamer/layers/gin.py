@@ -54,7 +54,7 @@ class GINConv(pyg.GINConv):
 
     def _summed(self, weighted: Weighted, x_src: Tensor, x_dst: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """The sum over neighbours, plus 1 + eps times the node's own row, plus a bias."""
-        graph, value = weighted
+        graph, value, _ = weighted
         reduce = REDUCE[self.aggr]
         if x_dst is None:
             return ops.spmm(graph, x_src, value, reduce, bias=bias)

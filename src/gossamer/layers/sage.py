@@ -31,7 +31,7 @@ def neighbours_and_root(
     weighted: Weighted, reduce: Reduce, pair: tuple[Tensor, Tensor | None], own: Any, root: Any
 ) -> Tensor:
     """aggregate(x_src) through `own`, plus x_dst through `root`."""
-    (graph, value), (x_src, x_dst) = weighted, pair
+    (graph, value, _), (x_src, x_dst) = weighted, pair
     plan = plan_of(own) if isinstance(own, nn.Module) else None
     if plan is not None and plan.worth(x_src) and reduce != "max" and is_plain(own):
         return _keeping_little(weighted, reduce, pair, own, root, plan)
@@ -45,7 +45,7 @@ def _keeping_little(
     weighted: Weighted, reduce: Reduce, pair: tuple[Tensor, Tensor | None], own: Any, root: Any, plan: Plan
 ) -> Tensor:
     """The same, keeping one tensor of rows: dW_n = (A^T dout)^T X, dW_r = dout^T X; of data nothing."""
-    (graph, value), (x_src, x_dst) = weighted, pair
+    (graph, value, _), (x_src, x_dst) = weighted, pair
     if plan.shared and x_src.requires_grad and x_dst is x_src and is_plain(root):
         h, own_rows = products(x_src, [own.weight, root.weight], [None, root.bias], plan)
         return ops.spmm(graph, h, value, reduce, bias=own.bias, rows=own_rows)
@@ -60,7 +60,7 @@ def _keeping_little(
 
 
 def _after_chain(conv: Any, weighted: Weighted, pending: Pending, own: Any, root: Any) -> Tensor:
-    graph, value = weighted
+    graph, value, _ = weighted
     roots = [root] if root is not None else []
     weights = [own.weight, *(r.weight for r in roots)]
     h, *rooted = pending.products(weights, [None, *(r.bias for r in roots)])

@@ -10,8 +10,8 @@ stochastic rounding, u uniform in [0, 1), is unbiased up to float32 rounding; u 
 stand for `levels` 0 = l_0 < l_1 < .. < l_B = B instead of 0, 1, .. B. Bins are then mapped to unit bins, which leaves
 the mean alone and makes the variance (h - l_k)(l_{k+1} - h):
 
-    t = sum over k of clamp((h - l_k) w_k, 0, 1)      w_k = 1 / (l_{k+1} - l_k)
-    q = floor(min(max(t + u, 0), B))                  x^ = (r / B) l_q + z
+    t = (h - l_k) w_k + k      l_k <= h < l_{k+1}      w_k = 1 / (l_{k+1} - l_k)
+    q = floor(min(max(t + u, 0), B))                   x^ = (r / B) l_q + z
 
 Element e of a block occupies bits (e bits) mod 8 upward of byte e bits / 8; blocks start on bytes. Ranges below 2^-100
 count as 0. A block with NaN or infinity gets z = NaN, codes 0, and decodes to NaN. Bytes: ceil(block bits / 8) per
@@ -85,10 +85,8 @@ def _unit_bins(h: Tensor, levels: Tensor | None) -> Tensor:
     if levels is None:
         return h
     widths = levels.diff()
-    t = torch.zeros_like(h)
-    for low, inverse in zip(levels, torch.ones_like(widths) / widths, strict=False):
-        t += ((h - low) * inverse).clamp(0, 1)
-    return t
+    inverse, j = torch.ones_like(widths) / widths, torch.bucketize(h, levels[1:-1], right=True)
+    return (h - levels[j]) * inverse[j] + j
 
 
 def _reference(

@@ -134,9 +134,11 @@ def spmm(
     bias: Tensor | None = None,
     root: float = 0.0,
     rows: Tensor | None = None,
+    scale: Tensor | None = None,
 ) -> Tensor:
     """Sum, mean or maximum of the neighbours' rows; `value` (CSR order) replaces the graph's own edge weights.
 
+    `scale` [nodes] multiplies each edge's weight by fixed factors of its source and of its destination (sums only).
     `root` times the node's own row, its row in `rows` [num_dst, ..] and `bias` are added in the same pass.
     """
     from .spmm_max import spmm_max
@@ -146,6 +148,8 @@ def spmm(
     graph.check_rows("x", x)
     weights = graph.value if value is None else value
     check_heads(x, weights)
+    if scale is not None and reduce != "sum":
+        raise ValueError(f"`scale` goes with reduce='sum' alone (got {reduce!r})")
     if reduce == "max":
         top = spmm_max(graph, x, weights)
         check_ends(graph.num_dst, x, bias, root, rows)
@@ -159,6 +163,6 @@ def spmm(
         t = graph.t()
         order = (None, t.value) if value is None else (graph.t_perm, None)  # the graph's own weights are sorted already
         transposed = (t.rowptr, t.col, *order)
-    dst_scale = graph.inverse_degree if reduce == "mean" else None
-    out = spmm_op(graph.rowptr, graph.col, weights, None, dst_scale, flat.contiguous(), bias, root, rows, *transposed)
+    dst_scale = graph.inverse_degree if reduce == "mean" else scale
+    out = spmm_op(graph.rowptr, graph.col, weights, scale, dst_scale, flat.contiguous(), bias, root, rows, *transposed)
     return out.view(graph.num_dst, *x.shape[1:])
