@@ -36,11 +36,33 @@ def test_every_place_takes_what_it_lists():
         ("compute", "float32", r"`compute` must be gs.Float32\(\).*got 'float32'"),
         ("activations", gs.Keep, r"`activations` must be gs.Keep\(\).*got <class"),
         ("training", 8, r"`training` must be .*None.*got 8"),
+        ("activations", "exact-int2", r"`activations` must be gs.Keep\(\) or .*gs.Blockwise\(\).*got 'exact-int2'"),
+        ("activations", 2, r"`activations` must be .*gs.Published\(\).*got 2\)"),
+        ("activations", None, r"`activations` must be .*gs.Keep\(\).*got None"),
+        ("compute", gs.Blockwise(), r"`compute` must be .*got Blockwise.*it belongs to `activations`"),
+        ("backward", gs.Published(), r"`backward` must be .*it belongs to `activations`"),
     ],
 )
 def test_a_setting_in_the_wrong_place(place, setting, message):
     with pytest.raises(ValueError, match=message):
         gs.Recipe(**{place: setting})
+
+
+@pytest.mark.parametrize(
+    "setting,told",
+    [
+        (gs.Blockwise(bits=4, block=128), "Blockwise(bits=4, block=128, meta='bfloat16', bins='uniform')"),
+        (gs.Projected(4, gs.RowInt8()), "Projected(ratio=4, then=RowInt8())"),
+        (gs.Published(gs.Blockwise()), f"Published(codec={gs.Blockwise()!r})"),
+    ],
+)
+def test_repr_is_the_experiment_log(setting, told):
+    recipe = gs.Recipe(activations=setting)
+    assert repr(recipe) == f"Recipe(activations={told})"
+    assert eval(repr(recipe), vars(gs)) == recipe
+    assert (
+        recipe == gs.Recipe(activations=setting) != gs.Recipe() and len({recipe, gs.Recipe(activations=setting)}) == 1
+    )
 
 
 # JSON -----------------------------------------------------------------------------------------------------------
@@ -52,6 +74,26 @@ def test_json_and_back(name):
     text = recipe.to_json()
     assert "\n" not in text and json.loads(text).keys() == PLACES.keys()
     assert Recipe.from_json(text) == recipe
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        gs.Blockwise(bits=4, block=100, meta="float32", bins="optimal"),
+        gs.Uniform(bits=2, meta="bfloat16"),
+        gs.RowInt8(),
+        gs.Projected(ratio=2.5, then=gs.Uniform(bits=4)),
+        gs.Published(gs.Blockwise(bits=8)),
+        gs.Published(gs.Projected(ratio=8, then=gs.Blockwise(bits=2, block=1024))),
+    ],
+    ids=repr,
+)
+def test_settings_inside_of_settings_go_to_json_and_back(setting):
+    recipe = gs.Recipe(activations=setting)
+    plain = json.loads(recipe.to_json())["activations"]
+    assert plain["name"] == type(setting).__name__
+    again = Recipe.from_json(recipe.to_json())
+    assert again == recipe and type(again.activations) is type(setting) and hash(again) == hash(recipe)
 
 
 def test_places_left_out_of_json_are_the_usual():
@@ -72,6 +114,11 @@ def test_places_left_out_of_json_are_the_usual():
         ('{"compute": {"name": "Keep"}}', "`compute` must name one of .*Float32.*Keep"),
         ('{"compute": {"name": "Float32", "bits": 3}}', r"`compute`: Float32 has the settings none \(got bits\)"),
         ('{"compute": null}', r"`compute` must be gs.Float32\(\).*got None"),
+        ('{"activations": {"name": "Blockwise", "bits": 3}}', r"`bits` must be 1, 2, 4 or 8 .*got 3"),
+        ('{"activations": {"name": "Blockwise", "size": 3}}', r"`activations`: Blockwise has the settings bits, block"),
+        ('{"activations": {"name": "Projected", "then": {"name": "Int3"}}}', "`activations` must name one of .*Int3"),
+        ('{"activations": {"name": "Projected", "then": {"name": "Keep"}}}', r"`then` must be a codec .*got Keep\(\)"),
+        ('{"activations": {"name": "Published", "codec": 2}}', r"`codec` must be a codec .*got 2"),
     ],
 )
 def test_json_that_is_no_recipe(text, message):
@@ -80,6 +127,16 @@ def test_json_that_is_no_recipe(text, message):
 
 
 # Names ----------------------------------------------------------------------------------------------------------
+
+
+def test_recipes_of_activations():
+    for bits in (2, 4, 8):
+        setting = gs.recipes[f"exact-int{bits}"].activations
+        assert isinstance(setting, gs.Blockwise) and (setting.bits, setting.block) == (bits, 256)
+    assert gs.recipes["exact-int2-published"].activations == gs.Published()
+    assert all(recipe.compute == gs.Float32() for recipe in gs.recipes.values())
+    with pytest.raises(UnknownRecipe, match="Did you mean 'exact-int2'"):
+        gs.recipes["exact_int2"]
 
 
 def test_names():
