@@ -67,7 +67,8 @@ def test_repr_and_bytes(graph):
     own = 8 * (DST + 1) + (4 + 4 + 8) * NNZ
     assert graph.nbytes == own
     graph.t()
-    assert graph.nbytes == own + 8 * (SRC + 1) + (4 + 4 + 8) * NNZ  # with the reversed graph and t_perm
+    assert graph.nbytes == own + 8 * (SRC + 1) + (4 + 4) * NNZ  # with the reversed graph
+    assert graph.t_perm.numel() == NNZ and graph.nbytes == own + 8 * (SRC + 1) + (4 + 4 + 8) * NNZ
 
 
 def test_transpose(graph):

@@ -19,7 +19,7 @@ import torch
 
 from .comparing import document, folder
 from .comparing.progress import Bars
-from .comparing.settings import Settings, examine, seeds_of
+from .comparing.settings import RECIPES, Settings, examine, seeds_of
 from .comparing.variants import Variant, variants_of, why_not
 from .comparing.worker import Job, run
 from .measuring import fresh_process
@@ -41,7 +41,7 @@ def compare(
     lr: float = 0.01,
     weight_decay: float = 0.0,
     batch_size: int = 32,
-    recipes: Sequence[Recipe | str] = ("float32",),
+    recipes: Sequence[Recipe | str] = RECIPES,
     baselines: Sequence[str] = ("edge-index", "csr"),
     threads: int | None = None,
     scale: float | None = None,

@@ -170,6 +170,7 @@ class Graph:
             memory.trim_heap()
             reverse._facts()["t"] = weakref.ref(self)  # weak: a cycle would keep both alive until a collection
             cache["t"] = reverse
+            cache.pop("t_perm", None)  # it may belong to the graph this one was reversed from, now gone
         return reverse
 
     @property

@@ -267,7 +267,7 @@ def test_what_is_remembered_dies_with_its_tensor(model, graph):
     model(graph[0], edge_index) if weight is None else model(graph[0], edge_index, weight)
     entry = adjacency._remembered[edge_index]
     built = entry.built if weight is None else entry.with_weight[weight].built
-    graphs = [weakref.ref(value) for value in built.values()]
+    graphs = [weakref.ref(getattr(value, "graph", value)) for value in built.values()]
     assert graphs and len(adjacency._remembered) == entries + 1
     del edge_index, entry, built
     gc.collect()

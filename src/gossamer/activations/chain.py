@@ -23,7 +23,7 @@ from ..ops.dropout import pack_bits
 from ..ops.kept_chain import LEAKY, RELU, Kept, factor_of, is_smooth, marks_alone
 from ..ops.norm_act import Over, affine, normalised, rstd_of
 from .linear import sum_of_products
-from .noise import draw_seed, refuse_twice, seed_beside
+from .noise import draw_seed, refuse_nan, refuse_twice, seed_beside
 from .plan import Plan
 from .stash import Dropped, Stash, layout_of, mark, mark_of, packed
 
@@ -56,6 +56,7 @@ class _Chain(torch.autograd.Function):
         noise = _noise(how, x) if bits or is_smooth(how.act) else None
         codec = (bits, block, bf16_meta, levels, noise, slope_bits)
         outs, own_mean, own_var, *found = ops.chain_keep(x, weight, bias, mean, var, *how, *codec, weights, biases)
+        refuse_nan(found[1])
         tail = (how.act, how.slope, how.p, how.seed, slope_bits)
         k = kept_of(tuple(found), x.shape, (bits, block, levels), *tail)
         stash = Stash(k, weight, bias, how.over == Over.NOTHING)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ops.random import key_of
+from .hook_account import layer_here
 
 
 class Stream:
@@ -54,6 +55,17 @@ def seed_beside(seed: int) -> int:
     low, high = key_of(~seed)
     word = low | high << 32
     return word - 2**64 if word >= 2**63 else word
+
+
+def refuse_nan(zero: Tensor) -> None:
+    """In `torch.autograd.set_detect_anomaly` mode: an error if a block's metadata shows NaN or infinity, which otherwise
+    make the gradient NaN.
+    """
+    if torch.is_anomaly_enabled() and zero.numel() and bool(zero.isnan().any()):
+        raise ValueError(
+            f"{layer_here()}, what is kept for backward holds NaN or infinity; look for the step that diverged, or "
+            "clean the input with torch.nan_to_num"
+        )
 
 
 class _Refusal(torch.autograd.Function):

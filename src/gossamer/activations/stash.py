@@ -24,7 +24,7 @@ from .. import ops
 from ..codecs import Blockwise, Codec, Projected, Uniform
 from ..codecs.codec import Codes
 from ..ops.kept_chain import Kept
-from .noise import draw_seed
+from .noise import draw_seed, refuse_nan
 from .plan import Plan
 
 Saved = Sequence[Tensor | None]
@@ -89,6 +89,7 @@ def source_of(x: Tensor, plan: Plan) -> Source:
         return coded(x, plan.rows)
     bits, block, bf16_meta, levels = layout
     codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(x), bf16_meta, levels)
+    refuse_nan(zero)
     rows, columns = x.shape
     kept = Kept(codes, zero, spread, levels, None, rows, columns, bits, block)
     return packed(Stash(kept, None, None, True))

@@ -12,6 +12,7 @@ from rich.console import Console
 from .. import report
 from ..compare import compare as run_comparison
 from ..comparing.folder import JSON_NAME, PAGE_NAME
+from ..comparing.settings import RECIPES
 from .errors import told_plainly
 
 
@@ -39,7 +40,7 @@ def compare(
     heads: Annotated[int, typer.Option(help="Attention heads, for gat.")] = 4,
     epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 100,
     seeds: Annotated[int, typer.Option(help="Training runs per variant, with the seeds 0, 1, 2 ...")] = 3,
-    recipes: Annotated[str, typer.Option(help="Names of recipes, with commas between.")] = "float32",
+    recipes: Annotated[str, typer.Option(help="Names of recipes, with commas between.")] = ",".join(RECIPES),
     baselines: Annotated[str, typer.Option(help="What PyG users have: edge-index, csr.")] = "edge-index,csr",
     lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 0.01,
     weight_decay: Annotated[float, typer.Option(help="Weight decay of Adam.")] = 0.0,

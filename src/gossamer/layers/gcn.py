@@ -14,6 +14,7 @@ from torch_geometric import nn as pyg
 
 from .. import ops
 from ..activations.linear import remade
+from ..activations.neighbours import neighbour_sum
 from ..activations.plan import of as plan_of
 from .adjacency import Weighted, gcn_graph_of, graph_of
 from .border import by_pyg, keep_templates
@@ -34,8 +35,8 @@ class GCNConv(pyg.GCNConv):
         if linear and aggregate_first(x, x.size(1), self.out_channels, plan):
             if remakes(plan, x, value):
                 return remade(lambda x: ops.spmm(graph, x, value, scale=scale), x, self.lin.weight, self.bias)
-            return apply_linear(self.lin, ops.spmm(graph, x, value, scale=scale), self.bias)
-        return ops.spmm(graph, apply_linear(self.lin, x), value, bias=self.bias, scale=scale)
+            return apply_linear(self.lin, neighbour_sum(graph, x, value, scale=scale, plan=plan), self.bias)
+        return neighbour_sum(graph, apply_linear(self.lin, x), value, bias=self.bias, scale=scale, plan=plan)
 
     def after_chain(self, pending: Pending, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """forward(pending.run(), ...), with the product made while the chain's result is in the cache."""
@@ -43,7 +44,7 @@ class GCNConv(pyg.GCNConv):
             return self(pending.run(), edge_index, edge_weight)
         graph, value, scale = self._graph(pending.x, edge_index, edge_weight)
         (h,) = pending.products([self.lin.weight], [self.lin.bias])
-        return ops.spmm(graph, h, value, bias=self.bias, scale=scale)
+        return neighbour_sum(graph, h, value, bias=self.bias, scale=scale, plan=plan_of(self))
 
     def _graph(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Weighted:
         if self.normalize:

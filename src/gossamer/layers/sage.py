@@ -18,6 +18,7 @@ from torch_geometric import nn as pyg
 
 from .. import ops
 from ..activations.linear import of_neighbours, products
+from ..activations.neighbours import neighbour_sum
 from ..activations.plan import Plan
 from ..activations.plan import of as plan_of
 from .adjacency import Weighted, graph_of
@@ -48,15 +49,15 @@ def _keeping_little(
     (graph, value, _), (x_src, x_dst) = weighted, pair
     if plan.shared and x_src.requires_grad and x_dst is x_src and is_plain(root):
         h, own_rows = products(x_src, [own.weight, root.weight], [None, root.bias], plan)
-        return ops.spmm(graph, h, value, reduce, bias=own.bias, rows=own_rows)
+        return neighbour_sum(graph, h, value, reduce, own.bias, own_rows, plan=plan)
     rooted = apply_linear(root, x_dst) if root is not None and x_dst is not None else None
     first = aggregate_first(x_src, x_src.size(1), own.weight.size(0), plan)
     if first and remakes(plan, x_src, value):
         return of_neighbours(graph, value, reduce, x_src, own.weight, own.bias, rooted)
     if first or not plan.shared:  # as published: the sum is kept beside the rows
-        return apply_linear(own, ops.spmm(graph, x_src, value, reduce), rows=rooted)
+        return apply_linear(own, neighbour_sum(graph, x_src, value, reduce, plan=plan), rows=rooted)
     h = linear(x_src, own.weight, None, plan=plan)
-    return ops.spmm(graph, h, value, reduce, bias=own.bias, rows=rooted)
+    return neighbour_sum(graph, h, value, reduce, own.bias, rooted, plan=plan)
 
 
 def _after_chain(conv: Any, weighted: Weighted, pending: Pending, own: Any, root: Any) -> Tensor:
@@ -64,7 +65,8 @@ def _after_chain(conv: Any, weighted: Weighted, pending: Pending, own: Any, root
     roots = [root] if root is not None else []
     weights = [own.weight, *(r.weight for r in roots)]
     h, *rooted = pending.products(weights, [None, *(r.bias for r in roots)])
-    return ops.spmm(graph, h, value, REDUCE[conv.aggr], bias=own.bias, rows=rooted[0] if rooted else None)
+    own_rows = rooted[0] if rooted else None
+    return neighbour_sum(graph, h, value, REDUCE[conv.aggr], own.bias, own_rows, plan=plan_of(conv))
 
 
 class SAGEConv(pyg.SAGEConv):

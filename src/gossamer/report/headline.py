@@ -15,6 +15,7 @@ from .read import Comparison, Variant, read
 from .units import Metric, seconds, size, times
 
 CLOSE = 1.05
+APART = 4
 
 
 def headline(comparison: Mapping[str, Any]) -> str:
@@ -78,7 +79,7 @@ def _sentence(variant: Variant, told: Comparison) -> str:
     said = (" but " if opposed else " and ").join(claim for claim in claims if claim)
     if not said:
         return _alone(variant, told.metric)
-    return f"{variant.label} {said}, {_score(variant, base, told)}"
+    return f"{variant.label} {said}{_kept(variant, base)}, {_score(variant, base, told)}"
 
 
 def _speed(faster: float, base: str) -> str:
@@ -98,6 +99,18 @@ def _memory(smaller: float, base: str) -> str:
     if smaller < 1 / CLOSE:
         return f"needs {times(1 / smaller)} more memory{base and f' than {base}'}"
     return f"needs as much memory{base and f' as {base}'}"
+
+
+def _kept(variant: Variant, base: Variant) -> str:
+    """What autograd holds, where that is another story than the peak: a few bits, or much more than before."""
+    if not (variant.kept_bytes > 0 and base.kept_bytes > 0):
+        return ""
+    less = base.kept_bytes / variant.kept_bytes
+    if 1 / APART <= less <= APART:
+        return ""
+    return (
+        f", keeping {times(less)} less for backward" if less > 1 else f", keeping {times(1 / less)} more for backward"
+    )
 
 
 def _score(variant: Variant, base: Variant, told: Comparison) -> str:
