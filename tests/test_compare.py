@@ -22,7 +22,7 @@ from gossamer.datasets.pyg_data import make_data
 from gossamer.measuring import fresh_process
 
 BASE, FAST, OURS = Variant(EDGE_INDEX, "PyG edge_index"), Variant(CSR, "PyG CSR"), variants_of(["float32"], [])[0]
-QUICK: dict[str, Any] = {"epochs": 2, "width": 8, "layers": 2, "progress": False}
+QUICK: dict[str, Any] = {"epochs": 2, "width": 8, "layers": 2, "progress": False, "recipes": ["float32"]}
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
 
 compare_module = importlib.import_module("gossamer.compare")  # gs.compare is the function
@@ -36,7 +36,7 @@ def settings_for(**changes: Any) -> Settings:
 
 # A run without a process, quick and with figures that are easy to check -----------------------------------------------
 
-SECONDS = {EDGE_INDEX: 8.0, CSR: 4.0, "float32": 1.0}
+SECONDS = {EDGE_INDEX: 8.0, CSR: 4.0, "float32": 1.0, "exact-int2": 1.0, "exact-int4": 1.0}
 
 
 def pretend(job: Job) -> dict[str, Any]:
@@ -182,6 +182,28 @@ def test_seeds_are_the_outer_loop_and_figures_are_summed_up(ran: list[tuple[str,
     assert [run["seed"] for run in ours["runs"]] == [0, 1]
 
 
+def test_few_bit_activations_are_compared_unless_told_otherwise(ran: list[tuple[str, int]]) -> None:
+    """Not every recipe: a comparison takes a few minutes."""
+    told = {name: value for name, value in QUICK.items() if name != "recipes"}
+    found = gs.compare("digits", seeds=1, **told)
+    assert [row["name"] for row in found["variants"]] == [EDGE_INDEX, CSR, "float32", "exact-int2", "exact-int4"]
+    assert (
+        found["variants"][3]["recipe"]
+        == "Recipe(activations=Blockwise(bits=2, block=256, meta='bfloat16', bins='optimal'))"
+    )
+    assert "--recipes float32,exact-int2,exact-int4" in found["command"]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_few_bits_are_counted() -> None:
+    """Logits and loss apart, two bits and a mask where float32 keeps 32."""
+    few, whole = (
+        worker.run(Job(settings_for(width=128, layers=3), variant, seed=0))["kept_bytes"]
+        for variant in variants_of(["exact-int2", "float32"], [])
+    )
+    assert 5 * few < whole
+
+
 def test_without_csr_ratios_are_against_edge_index(ran: list[tuple[str, int]]) -> None:
     assert gs.compare("digits", seeds=1, baselines=["edge-index"], **QUICK)["baseline"] == EDGE_INDEX
     found = gs.compare("digits", seeds=1, model="gat", **QUICK)
@@ -264,7 +286,7 @@ def test_a_stopped_comparison_goes_on(
     found = gs.compare("digits", seeds=2, out=tmp_path, resume=True, **QUICK)
     assert len(ran) == 6 and len(set(ran)) == 6  # no run twice
     assert found["variants"] == whole["variants"] and (tmp_path / "comparison.html").exists()
-    gs.compare("digits", seeds=3, recipes=["float32"], out=tmp_path, resume=True, **QUICK)
+    gs.compare("digits", seeds=3, out=tmp_path, resume=True, **QUICK)
     assert len(ran) == 9  # a seed more costs its runs alone
 
 

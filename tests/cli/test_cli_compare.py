@@ -38,7 +38,13 @@ def run(*arguments: str, code: int = 0) -> Any:
 
 def test_table_and_files() -> None:
     shown = run("digits", *QUICK).stdout
-    for words in ("PyG edge_index", "PyG CSR", "Gossamer float32", "compare/digits/comparison.json"):
+    for words in (
+        "PyG edge_index",
+        "PyG CSR",
+        "Gossamer float32",
+        "Gossamer exact-int2",
+        "compare/digits/comparison.json",
+    ):
         assert words in shown
     assert Path("compare/digits/comparison.html").stat().st_size > 1000
     assert json.loads(Path("compare/digits/comparison.json").read_text())["settings"]["epochs"] == 2
@@ -48,7 +54,8 @@ def test_json_and_nothing_else() -> None:
     result = run("digits", *QUICK, "--json", "--out", "here", "--baselines", "csr", "--threads", "1")
     found = json.loads(result.stdout)
     assert found == json.loads(Path("here/comparison.json").read_text())
-    assert [row["name"] for row in found["variants"]] == ["pyg-csr", "float32"] and found["settings"]["threads"] == 1
+    ours = ["float32", "exact-int2", "exact-int4"]
+    assert [row["name"] for row in found["variants"]] == ["pyg-csr", *ours] and found["settings"]["threads"] == 1
     assert result.stderr == ""
 
 

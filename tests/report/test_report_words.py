@@ -53,6 +53,21 @@ def test_scores(maker, score, settings, said):
     assert report.headline(against(maker, score, **settings)).endswith(f", {said}")
 
 
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (0.05e9, "less memory, keeping 20× less for backward, at"),
+        (8e9, "less memory, keeping 8.0× more for backward, at"),
+        (0.5e9, "less memory, at"),  # much the same story as the peak
+        (0, "less memory, at"),
+    ],
+)
+def test_kept_bytes(maker, kept, said):
+    made = maker(epochs=2).add("pyg-csr", "PyG CSR", 0.73, 0.002, 3.0, 2e9, 1e9)
+    made.add("few", "few", 0.73, 0.002, 1.0, 1e9, kept, recipe="Recipe()")
+    assert said in report.headline(made.done())
+
+
 def test_the_fastest_recipe_that_loses_nothing_leads(maker):
     made = maker(epochs=2).add("pyg-csr", "PyG CSR", 0.73, 0.002, 3.0, 2e9, 1e9)
     made.add("slow", "slow", 0.73, 0.002, 2.0, 1e9, 1e9, recipe="Recipe()")
