@@ -45,7 +45,7 @@ def plan_with(codec: gs.Codec, slopes: int = 8, shared: bool = True) -> Plan:
 def seeded(seed: int = 0) -> None:
     """The generator's state of `seed`, and noise as in a new process: asked for the same twice, it would differ."""
     torch.manual_seed(seed)
-    noise._stream = noise.Stream()
+    noise.stream.reset()
 
 
 def tensors(*shapes, dtype=torch.float32, seed=0):
