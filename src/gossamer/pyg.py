@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from .activations.noise import stream
 from .activations.plan import MARK
 from .recipe import Recipe, recipe_of
 
@@ -101,6 +102,7 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
             f"`model` must hold at least one module that has a counterpart ({known}), of exactly that class "
             f"(got {type(model).__name__} with {len(rows)} modules: {left[:300]})"
         )
+    stream.reset()
     for _, module, to, _ in plan:
         if to is not None:
             module.__class__ = to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -11,25 +12,33 @@ from torch import Tensor
 from ..ops.random import key_of
 from .hook_account import layer_here
 
+LATELY = 64
+"""How many of the last questions are remembered."""
+
 
 class Stream:
     """Seeds that follow torch's default generator without taking anything from it.
 
-    A seed is a hash of the generator's state and of a sample of the numbers to be rounded, and of how often the same
-    was asked before. `torch.manual_seed` and restored states thus govern the noise, a repeated run repeats it, yet
-    dropout masks are those of a run without noise, and a checkpointed function draws the same masks in its second run,
-    which alone makes noise.
+    A seed is a hash of the generator's state, of a sample of the numbers to be rounded, and of how often just that was
+    asked lately. `torch.manual_seed` and restored states thus govern the noise, yet dropout masks are those of a run
+    without noise, and a checkpointed function draws the same masks in its second run, which alone makes noise. The count
+    is what makes the noise of a repeated step new; `lighten_` and `gs.train` begin it anew, so that runs repeat.
     """
 
     def __init__(self) -> None:
-        self._last, self._count = b"", 0
+        self._asked: OrderedDict[bytes, int] = OrderedDict()
+
+    def reset(self) -> None:
+        self._asked.clear()
 
     def seed(self, x: Tensor | None) -> int:
-        asked = torch.get_rng_state().numpy().tobytes() + (b"" if x is None else _sample(x))
-        asked = hashlib.blake2b(asked, digest_size=8).digest()
-        self._count = self._count + 1 if asked == self._last else 0
-        self._last = asked
-        made = hashlib.blake2b(asked + self._count.to_bytes(8, "little"), digest_size=8).digest()
+        state = torch.get_rng_state().numpy().tobytes() + (b"" if x is None else _sample(x))
+        asked = hashlib.blake2b(state, digest_size=8).digest()
+        count = self._asked.pop(asked, 0)
+        self._asked[asked] = count + 1
+        if len(self._asked) > LATELY:
+            self._asked.popitem(last=False)
+        made = hashlib.blake2b(asked + count.to_bytes(8, "little"), digest_size=8).digest()
         return int.from_bytes(made, "little", signed=True)
 
 
@@ -40,12 +49,12 @@ def _sample(x: Tensor) -> bytes:
     return picked.to("cpu", torch.float32).numpy().tobytes()
 
 
-_stream = Stream()
+stream = Stream()
 
 
 def draw_seed(x: Tensor | None = None) -> int:
     """A seed for the noise of rounding x."""
-    return _stream.seed(x)
+    return stream.seed(x)
 
 
 def seed_beside(seed: int) -> int:
@@ -58,9 +67,7 @@ def seed_beside(seed: int) -> int:
 
 
 def refuse_nan(zero: Tensor) -> None:
-    """In `torch.autograd.set_detect_anomaly` mode: an error if a block's metadata shows NaN or infinity, which otherwise
-    make the gradient NaN.
-    """
+    """In torch's anomaly mode: an error if a block's metadata shows NaN or infinity. Otherwise the gradient shows it."""
     if torch.is_anomaly_enabled() and zero.numel() and bool(zero.isnan().any()):
         raise ValueError(
             f"{layer_here()}, what is kept for backward holds NaN or infinity; look for the step that diverged, or "

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..activations.noise import stream
+
 
 class RandomState(NamedTuple):
     """The state of all three: a tensor, and what goes to JSON exactly."""
@@ -23,6 +25,7 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # numpy takes 32 bits
+    stream.reset()
 
 
 def capture() -> RandomState:
