@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import activation_tables
 from harness import RESULTS, ROOT
+
+
+class Results(Mapping[str, Any]):
+    """The files in results/, by name, each read when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        return json.loads((RESULTS / f"{name}.json").read_text())
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.stem for path in sorted(RESULTS.glob("*.json")))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 def describe(content: dict[str, Any]) -> str:
@@ -20,8 +36,11 @@ def describe(content: dict[str, Any]) -> str:
     )
 
 
-def table(name: str, content: dict[str, Any]) -> str:
-    """The table of results/NAME.json with what it was measured on."""
+def table(name: str) -> str:
+    """The table of that name with what it was measured on: of results/NAME.json, unless activation_tables.py has it."""
+    if name in activation_tables.TABLES:
+        return activation_tables.TABLES[name](Results())
+    content = Results()[name]
     rows = train_table(content) if name.startswith("train-") else ops_table(content)
     return f"{rows}\n\n{describe(content)}"
 
@@ -114,18 +133,22 @@ def train_plot(content: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     rows = content["results"][::-1]
-    figure, panels = plt.subplots(1, 2, figsize=(11, 0.8 * len(rows) + 1.2), sharey=True)
+    bars = sum(len(row["variants"]) for row in rows)
+    figure, panels = plt.subplots(1, 2, figsize=(11, bars * 0.27 + 1.2), sharey=True)
     shades = {"pyg-edge-index": "#bdbdbd", "pyg-csr": "#737373"}
     for axes, key, title in zip(
         panels, ("seconds", "peak_bytes"), ("seconds per epoch", "peak memory, GB"), strict=True
     ):
         for k, row in enumerate(rows):
             best = min(row["variants"][name][key] for name in shades if name in row["variants"])
+            blues = itertools.cycle(("#08519c", "#3182bd", "#6baed6", "#9ecae1", "#c6dbef"))
             for j, (name, one) in enumerate(row["variants"].items()):
                 value = one[key] / (1e9 if key == "peak_bytes" else 1)
-                at = k + 0.26 - 0.26 * j
+                height = 0.78 / len(row["variants"])
+                at = k + 0.39 - height * (j + 0.5)
+                color = shades.get(name) or next(blues)
                 label = BASELINES.get(name, name).replace("`", "")
-                axes.barh(at, value, 0.24, color=shades.get(name, "#08519c"), label=label if k == 0 else None)
+                axes.barh(at, value, 0.92 * height, color=color, label=label if k == 0 else None)
                 if name not in shades:
                     note = f" {best / one[key]:.1f}x"
                     axes.text(value, at, note, va="center", fontsize=8, color="#08519c", fontweight="bold")
@@ -144,11 +167,10 @@ def pages() -> list[Path]:
 
 
 def update_pages() -> None:
-    """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->` by the table of results/NAME.json."""
+    """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->` by the table of that name."""
 
     def fill(match: re.Match[str]) -> str:
-        content = json.loads((RESULTS / f"{match[1]}.json").read_text())
-        return f"<!-- table: {match[1]} -->\n{table(match[1], content)}\n<!-- end -->"
+        return f"<!-- table: {match[1]} -->\n{table(match[1])}\n<!-- end -->"
 
     for page in pages():
         page.write_text(re.sub(r"<!-- table: ([\w-]+) -->.*?<!-- end -->", fill, page.read_text(), flags=re.DOTALL))
@@ -159,3 +181,4 @@ if __name__ == "__main__":
     for plot, pattern in ((ops_plot, "ops-*.json"), (train_plot, "train-*.json")):
         for results in RESULTS.glob(pattern):
             plot(json.loads(results.read_text()), results.with_suffix(".png"))
+    activation_tables.curve_plot(Results(), ROOT / "docs" / "activations-curve.png")
