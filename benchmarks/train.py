@@ -21,8 +21,11 @@ from rich.progress import Progress
 import gossamer as gs
 
 
-def run(dataset: str, cases: dict[str, str], epochs: int, rounds: int, threads: int) -> dict[str, Any]:
-    jobs = [(case, variant) for case in cases for _ in range(rounds) for variant in train_cases.variants(case)]
+def run(
+    dataset: str, cases: dict[str, str], recipes: list[str], epochs: int, rounds: int, threads: int
+) -> dict[str, Any]:
+    in_turn = {case: train_cases.variants(case, recipes) for case in cases}
+    jobs = [(case, variant) for case in cases for _ in range(rounds) for variant in in_turn[case]]
     found: dict[str, dict[str, dict[str, Any]]] = {case: {} for case in cases}
     with Progress() as progress:
         task = progress.add_task(dataset, total=len(jobs))
@@ -55,6 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="comma-separated models, e.g. gcn,gat")
+    parser.add_argument("--recipes", default="float32,exact-int2", help="comma-separated names")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/train-GRAPH.json")
     args = parser.parse_args()
     cases = train_cases.SMALL if gs.datasets.load(args.graph).num_nodes < 10000 else train_cases.LARGE
@@ -62,7 +66,8 @@ def main() -> None:
     if unknown := set(only) - set(cases):
         parser.error(f"--only names no model: {sorted(unknown)}; models: {list(cases)}")
     require_green(["layers", "test_pyg.py", "test_measure.py"])
-    content = run(args.graph, {c: cases[c] for c in only or cases}, args.epochs, args.rounds, args.threads)
+    chosen, recipes = {c: cases[c] for c in only or cases}, args.recipes.split(",")
+    content = run(args.graph, chosen, recipes, args.epochs, args.rounds, args.threads)
     out = args.out or RESULTS / f"train-{args.graph}.json"
     write_json(out, content)
     print(tables.train_table(content))

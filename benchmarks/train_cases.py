@@ -59,7 +59,7 @@ def make(case: str, data: Any, small: bool) -> nn.Module:
     return models.build(kind, data, layers=3, width=256, norm="layer" if norm else "batch", heads=4)
 
 
-def variants(case: str) -> list[str]:
+def variants(case: str, recipes: list[str]) -> list[str]:
     return [EDGE_INDEX, *([] if case == "gat" else [CSR]), *recipes]
 
 

@@ -177,7 +177,7 @@ def test_the_bias_of_norms_is_the_documented_one(over, kernels):
         g = tensors(shape, seed=9)[0] * (hat * weight + bias > 0)
         documented = -(weight * rstd / 8) * g * rounding_variance(hat, 2, 16)
     plan = plan_with(codec)
-    function = chain if kernels else lambda *a: keeping._PlainChain.apply(*a[:-1], plan.values, False)
+    function = chain if kernels else lambda *a: keeping._PlainChain.apply(*a[:-1], plan.values, False, plan.slopes)
     count = 500
     ((found, variance),) = trials(lambda: gradients(function(*args, how, plan)[0], [x]), count)
     error = (variance / count).sqrt() + 1e-6

@@ -20,7 +20,7 @@ from ..ops.activation import derivative
 from ..ops.chain_backward import gradient
 from ..ops.chain_keep import kept_of
 from ..ops.dropout import pack_bits
-from ..ops.kept_chain import LEAKY, RELU, Kept, factor_of, is_smooth, marks_alone
+from ..ops.kept_chain import LEAKY, RELU, Kept, factor_of, is_smooth, marks_alone, slope_range
 from ..ops.norm_act import Over, affine, normalised, rstd_of
 from .linear import sum_of_products
 from .noise import draw_seed, refuse_nan, refuse_twice, seed_beside
@@ -95,7 +95,7 @@ class _PlainChain(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
-        how: Settings, codec: Any, raw: bool,
+        how: Settings, codec: Any, raw: bool, slope_bits: int,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         out, own_mean, own_var = ops.norm_act(x, weight, bias, mean, var, *how)
         used = (own_mean, own_var) if mean is None or var is None else (mean, var)
@@ -105,7 +105,8 @@ class _PlainChain(torch.autograd.Function):
         if how.over != Over.NOTHING:
             hat = normalised(x, used[0], rstd_of(used[1], how.over, how.eps), how.over)
             codes = codec.encode(x if raw else hat, _noise(how, x)).tensors
-        ctx.save_for_backward(weight, *used, _marks(affine(hat, weight, bias), how), *codes)
+        ctx.slope_bits = slope_bits
+        ctx.save_for_backward(weight, *used, _marks(affine(hat, weight, bias), how, slope_bits), *codes)
         ctx.mark_non_differentiable(own_mean, own_var)
         return out, own_mean, own_var
 
@@ -114,28 +115,34 @@ class _PlainChain(torch.autograd.Function):
         weight, mean, var, marks, *tensors = ctx.saved_tensors
         needs, how = ctx.needs_input_grad, ctx.how
         with torch.no_grad():
-            f = _factor(marks, how, dout)
+            f = _factor(marks, how, ctx.slope_bits, dout)
             hat = None
             if how.over != Over.NOTHING:
                 hat = ctx.codec.decode(Codes(tuple(tensors), *ctx.meta))
                 hat = normalised(hat, mean, rstd_of(var, how.over, how.eps), how.over) if ctx.raw else hat
             dx, dweight, dbias = gradient(dout, hat, f, weight, var, how.over, how.eps)
         own = (dweight if needs[1] else None, dbias if needs[2] else None)
-        return refuse_twice(dx if needs[0] else None, *own, *[None] * 5)
+        return refuse_twice(dx if needs[0] else None, *own, *[None] * 6)
 
 
-def _marks(z: Tensor, how: Settings) -> Tensor | None:
-    """A bit per element, or the derivative as it is: what the gradient is multiplied by, dropout apart."""
+def _marks(z: Tensor, how: Settings, slope_bits: int) -> Tensor | None:
+    """A bit per element, or the derivative: what the gradient is multiplied by, dropout apart."""
     if how.act in (RELU, LEAKY):
         return pack_bits((z > 0) | (z.isnan() if how.act == RELU else False))
-    return derivative(z, how.act, how.slope) if is_smooth(how.act) else None
+    if not is_smooth(how.act):
+        return None
+    slopes = derivative(z, how.act, how.slope)
+    if z.dtype != torch.float32:  # only float32 has a codec
+        return slopes
+    return ops.pack_fixed(slopes, slope_bits, *slope_range(how.act, how.slope), _noise(how, z))
 
 
-def _factor(marks: Tensor | None, how: Settings, like: Tensor) -> Tensor:
-    slope = how.slope if how.act == LEAKY else 0.0
-    bits = None if is_smooth(how.act) else marks
-    f = factor_of(marks_alone(like.shape, bits, how.act, slope, p=how.p, seed=how.seed), like)
-    return f * marks if bits is None and marks is not None else f
+def _factor(marks: Tensor | None, how: Settings, slope_bits: int, like: Tensor) -> Tensor:
+    whole = marks if marks is not None and marks.is_floating_point() else None
+    slope = 0.0 if how.act == RELU else how.slope
+    kept = marks_alone(like.shape, None if whole is not None else marks, how.act, slope, p=how.p, seed=how.seed)
+    f = factor_of(kept._replace(slope_bits=slope_bits), like)
+    return f if whole is None else f * whole
 
 
 def fits(x: Tensor, plan: Plan) -> bool:
@@ -149,7 +156,7 @@ def chain(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """As ops.norm_act; the result is marked with what was kept of it."""
     if not fits(x, plan) or not plan.shared:
-        return _PlainChain.apply(x, weight, bias, mean, var, how, plan.values, not plan.shared)
+        return _PlainChain.apply(x, weight, bias, mean, var, how, plan.values, not plan.shared, plan.slopes)
     layout = layout_of(plan.values, x.size(1), x.device)
     if how.over == Over.NOTHING:  # a product that follows packs the result by itself
         layout = (0, 1, True, None)

@@ -43,7 +43,6 @@ from . import hook_slopes
 from .hook_account import Account, layer_here, refuse_when_compiled
 from .hook_codes import Bits, Coded, Shelf, Storages, restore, share_memory
 from .hook_rules import Keeping, is_parameter, is_plain, keeping, nodes_since, saved_names
-from .noise import draw_seed
 from .plan import LEAST, plan_of
 
 _here = threading.local()  # .active: the innermost block of this thread
@@ -82,7 +81,7 @@ class _Compressing(TorchFunctionMode):
         slopes = dataclasses.replace(values, bits=plan.slopes) if hasattr(values, "bits") else values
         self._codecs = {Keeping.ROWS: plan.rows, Keeping.VALUES: plan.values, Keeping.SLOPE: slopes}
         self._least = least
-        self._random = random.Random(draw_seed())
+        self._random = random.Random(int(torch.randint(2**63 - 1, ())))
         self._shelf = Shelf()
         self._exact = Storages()  # kept whole by some node
         self._made = Storages()  # without a gradient, and made in the block: the caller does not hold them

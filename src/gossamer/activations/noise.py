@@ -19,10 +19,10 @@ LATELY = 64
 class Stream:
     """Seeds that follow torch's default generator without taking anything from it.
 
-    A seed is a hash of the generator's state, of a sample of the numbers to be rounded, and of how often just that was
+    A seed is a hash of the generator's state, of a sample of the numbers to be rounded, and of how often that was
     asked lately. `torch.manual_seed` and restored states thus govern the noise, yet dropout masks are those of a run
-    without noise, and a checkpointed function draws the same masks in its second run, which alone makes noise. The count
-    is what makes the noise of a repeated step new; `lighten_` and `gs.train` begin it anew, so that runs repeat.
+    without noise, and a checkpointed function draws the same masks in its second run, which alone makes noise. The
+    count makes the noise of a repeated step new; `lighten_` and `gs.train` begin it anew, so that runs repeat.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def seed_beside(seed: int) -> int:
 
 
 def refuse_nan(zero: Tensor) -> None:
-    """In torch's anomaly mode: an error if a block's metadata shows NaN or infinity. Otherwise the gradient shows it."""
+    """In torch's anomaly mode: an error if a block's metadata shows NaN or infinity. Else the gradient shows it."""
     if torch.is_anomaly_enabled() and zero.numel() and bool(zero.isnan().any()):
         raise ValueError(
             f"{layer_here()}, what is kept for backward holds NaN or infinity; look for the step that diverged, or "

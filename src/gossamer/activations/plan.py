@@ -25,6 +25,10 @@ LEAST = 1024
 """Elements from which a tensor is worth a codec."""
 
 
+WIDEST_PUBLISHED = 1024
+"""Elements of the longest blocks of block-wise EXACT."""
+
+
 @dataclass(frozen=True)
 class Keep:
     """What backward needs is kept as it is."""
@@ -81,6 +85,10 @@ def plan_of(setting: Any) -> Plan | None:
         return None
     codec = setting.codec if isinstance(setting, Published) else setting
     values: Any = codec.then if isinstance(codec, Projected) else codec
+    if isinstance(setting, Published) and isinstance(codec, Projected) and isinstance(values, Blockwise):
+        values = dataclasses.replace(
+            values, block=min(int(values.block * codec.ratio), WIDEST_PUBLISHED)
+        )  # as many nodes
     bits = getattr(values, "bits", 8)
     sharp = dataclasses.replace(values, bits=8) if hasattr(values, "bits") else values
     # ReLU's outputs are not symmetric: bins made for a normal distribution do not suit them.
