@@ -28,6 +28,10 @@ from .plan import Plan
 from .stash import Dropped, Stash, layout_of, mark, mark_of, packed
 
 
+LARGE = 2**23
+"""Elements of a chain beside whose gradients what the loss left in malloc's hands would raise the peak of a step."""
+
+
 class Settings(NamedTuple):
     """The arguments of ops.norm_act after its tensors."""
 
@@ -72,6 +76,8 @@ class _Chain(torch.autograd.Function):
         weights, (weight, bias, var, *kept) = saved[: ctx.count], saved[ctx.count :]
         needs, how, k = ctx.needs_input_grad, ctx.how, Kept(*kept, *ctx.settings)
         grads: list[Tensor | None] = []
+        if k.rows * k.columns >= LARGE:
+            memory.trim_heap()
         with torch.no_grad():
             if ctx.count:
                 given = [dout.contiguous() for dout in douts[: ctx.count]]
