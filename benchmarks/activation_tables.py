@@ -144,6 +144,7 @@ def curve_plot(results: Results, path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
 
     measured = results["activations"]["curve"]
     whole, *rest = measured["results"]
@@ -152,9 +153,10 @@ def curve_plot(results: Results, path: Path) -> None:
     keys, scales = ("accuracy", "kept_bytes", "of_float32"), (1, 1e6, 1)
     shades = ("#9ecae1", "#3182bd", "#08306b")
     for axes, key, scale, title in zip(panels, keys, scales, titles, strict=True):
-        for block, shade in zip(sorted({one["block"] for one in rest}), shades, strict=True):
+        for k, (block, shade) in enumerate(zip(sorted({one["block"] for one in rest}), shades, strict=True)):
             line = [one for one in rest if one["block"] == block]
-            bits, values = [one["bits"] for one in line], [one[key] / scale for one in line]
+            bits = [one["bits"] * 1.05 ** (k - 1) for one in line]  # side by side, so that bars of spread are seen
+            values = [one[key] / scale for one in line]
             spread = [one["accuracy_std"] for one in line] if key == "accuracy" else None
             axes.errorbar(bits, values, spread, color=shade, marker="o", capsize=2, label=f"blocks of {block:,}")
         axes.axhline(whole[key] / scale, color="#737373", linestyle="--", label="float32")
@@ -164,8 +166,11 @@ def curve_plot(results: Results, path: Path) -> None:
         axes.set_title(title, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     panels[1].set_yscale("log")
+    panels[1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panels[1].yaxis.set_major_formatter("{x:g}")
+    panels[1].yaxis.set_minor_locator(NullLocator())
     panels[2].set_ylim(bottom=0)
-    panels[0].legend(fontsize=8, frameon=False, loc="lower right")
+    panels[2].legend(fontsize=8, frameon=False, loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
