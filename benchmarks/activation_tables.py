@@ -130,8 +130,10 @@ def curve_table(results: Results) -> str:
         accuracy = f"{one['accuracy']:.2f} ± {one['accuracy_std']:.2f}"
         kept = f"{one['kept_bytes'] / 1e6:,.1f} ({times(whole['kept_bytes'], one['kept_bytes'])} less)"
         first = [str(one["bits"]), f"{one['block']:,}"] if one["block"] else ["`float32`", ""]
-        rows.append([*first, accuracy, kept if one["block"] else kept.split(" (")[0], f"{one['of_float32']:.2f}"])
-    heads = ["bits", "block", "accuracy", "kept MB", "time / `float32`'s"]
+        against = "{:+.2f} ± {:.2f}".format(*paired(whole, one)) if one["block"] else ""
+        kept = kept if one["block"] else kept.split(" (")[0]
+        rows.append([*first, accuracy, against, kept, f"{one['of_float32']:.2f}"])
+    heads = ["bits", "block", "accuracy", "difference", "kept MB", "time / `float32`'s"]
     graph = measured["graph"]
     told = f"{measured['seeds']} seeds, {measured['epochs']} epochs on `{measured['set']}`; bytes and times of a GCN "
     told += f"3x256 on `{graph['name']}` with {graph['nodes']:,} nodes and {graph['edges']:,} edges."
