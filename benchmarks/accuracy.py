@@ -1,4 +1,4 @@
-"""Accuracy of recipes against float32 on real graphs: several seeds, mean and standard deviation, test at best validation.
+"""Accuracy of recipes on real graphs: several seeds, mean and standard deviation, test at best validation.
 
     python benchmarks/accuracy.py [--sets cora,pubmed] [--models gcn,sage] [--recipes float32,exact-int2] [--seeds 10]
                                   [--epochs 100] [--every 1] [--threads 1] [--out FILE]

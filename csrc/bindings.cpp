@@ -108,9 +108,19 @@ void define_chains(nb::module_& m) {
       .def("__init__", [](KeptChain* k, Address codes, Address zero, Address range, int64_t numel, int64_t block,
                           int bits, bool bf16_meta, Address levels, Address mask, Address slopes, int slope_bits,
                           float low, float width, float passing, float slope, double p, uint64_t seed) {
-        new (k) KeptChain{at<uint8_t>(codes), at<void>(zero), at<void>(range),
+        new (k) KeptChain{at<uint8_t>(codes),
+                          at<void>(zero),
+                          at<void>(range),
                           {numel, block, bits, bf16_meta, at<float>(levels)},
-                          at<uint8_t>(mask), at<uint8_t>(slopes), slope_bits, low, width, passing, slope, p, seed};
+                          at<uint8_t>(mask),
+                          at<uint8_t>(slopes),
+                          slope_bits,
+                          low,
+                          width,
+                          passing,
+                          slope,
+                          p,
+                          seed};
       });
   def(m, "chain_keep",
       [](Address x, Address scale, Address shift, Address col_mean, Address col_rstd, Address weight, Address bias,
@@ -118,8 +128,14 @@ void define_chains(nb::module_& m) {
          double p, uint64_t seed, const KeptChain& k, bool stochastic, uint64_t noise, Address out, int64_t group,
          int threads) {
         const ColumnAffine columns = {at<float>(scale), at<float>(shift), at<float>(col_mean), at<float>(col_rstd)};
-        const ChainRows in = {at<float>(x), columns, {at<float>(weight), at<float>(bias), eps}, at<float>(mean),
-                              at<float>(var), first_row, rows, cols};
+        const ChainRows in = {at<float>(x),
+                              columns,
+                              {at<float>(weight), at<float>(bias), eps},
+                              at<float>(mean),
+                              at<float>(var),
+                              first_row,
+                              rows,
+                              cols};
         return kernels().chain_keep(in, {act, slope, p, seed}, k, {stochastic, noise}, at<float>(out), group, threads);
       });
   def(m, "chain_sums",
@@ -175,10 +191,9 @@ void define_codes(nb::module_& m) {
          int threads) {
         kernels().pack_fixed(at<float>(x), numel, bits, low, range, {stochastic, seed}, at<uint8_t>(codes), threads);
       });
-  def(m, "unpack_fixed",
-      [](Address codes, int64_t numel, int bits, float low, float range, Address out, int threads) {
-        kernels().unpack_fixed(at<uint8_t>(codes), numel, bits, low, range, at<float>(out), threads);
-      });
+  def(m, "unpack_fixed", [](Address codes, int64_t numel, int bits, float low, float range, Address out, int threads) {
+    kernels().unpack_fixed(at<uint8_t>(codes), numel, bits, low, range, at<float>(out), threads);
+  });
   def(m, "gather_rows", [](Address x, Address ids, Address out, int64_t count, int64_t row_bytes, int threads) {
     kernels().gather_rows(at<char>(x), at<int64_t>(ids), at<char>(out), count, row_bytes, threads);
   });

@@ -1,6 +1,6 @@
-// norm, activation and dropout whose backward reads codes, not x (ops/kept_chain.py). Forward leaves behind the codes of
-// the normalised rows (of the result, where there is no norm) and what backward multiplies by: a bit per element, or a
-// code of the derivative. Rows are taken in groups that fill whole blocks and whole bytes.
+// norm, activation and dropout whose backward reads codes, not x (ops/kept_chain.py). Forward leaves behind the codes
+// of the normalised rows (of the result, where there is no norm) and what backward multiplies by: a bit per element, or
+// a code of the derivative. Rows are taken in groups that fill whole blocks and whole bytes.
 
 enum Statistics { kNoNorm = 0, kByColumn = 1, kByRow = 2 };
 

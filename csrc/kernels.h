@@ -65,8 +65,8 @@ struct RowAffine {
 };
 
 // What a chain of norm, activation and dropout keeps (ops/kept_chain.py). `codes` with zero and range: the normalised
-// rows in few bits, null: nothing. What backward multiplies by: `passing` where a bit is set, else `slope`; or a code of
-// the derivative in slope_bits of [low, low + width]; or 1. Dropout is made again from (p, seed) unless p = 0.
+// rows in few bits, null: nothing. What backward multiplies by: `passing` where a bit is set, else `slope`; or a code
+// of the derivative in slope_bits of [low, low + width]; or 1. Dropout is made again from (p, seed) unless p = 0.
 struct KeptChain {
   uint8_t* codes;
   void *zero, *range;

@@ -298,8 +298,7 @@ static void unpack_fixed(const uint8_t* codes, int64_t numel, int bits, float lo
   fill_bins(&bins, nullptr, bits);
   parallel_for(ceil_div(numel, 64), 256, threads, [&](int64_t first, int64_t last) {
     const int64_t start = first * 64, n = min_of(last * 64, numel) - start;
-    by_bits(bits, [&](auto tag) {
-      unpack_span<decltype(tag)::value>(codes, start, n, {low, range}, bins, out + start);
-    });
+    by_bits(bits,
+            [&](auto tag) { unpack_span<decltype(tag)::value>(codes, start, n, {low, range}, bins, out + start); });
   });
 }

@@ -1,7 +1,8 @@
 // A list of free mappings, most recently given back last. A request takes the smallest one that fits without wasting a
 // quarter of it; beyond the limit the oldest are unmapped. The pool saves page faults, but it does not raise the peak:
 // if a new mapping beside the free ones would take more than was ever asked for at once, a request that will not last
-// is lent a larger mapping, and otherwise free ones are unmapped. Huge pages are asked for: fewer faults and TLB misses.
+// is lent a larger mapping, and otherwise free ones are unmapped. Huge pages are asked for: fewer faults and TLB
+// misses.
 #include "pool.h"
 
 #include <sys/mman.h>
@@ -68,7 +69,8 @@ void* pool_take(int64_t bytes, bool lasting) {
   Pool& p = pool();
   bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   std::lock_guard<std::mutex> lock(p.mutex);
-  const int64_t beside = p.most_asked - p.stats.used_bytes - bytes;  // free bytes that may stay if a new mapping is made
+  const int64_t beside =
+      p.most_asked - p.stats.used_bytes - bytes;  // free bytes that may stay if a new mapping is made
   size_t best = p.smallest(bytes, bytes + bytes / 4);
   if (best == p.free.size() && !lasting && p.stats.free_bytes > beside) best = p.smallest(bytes, bytes * kMostLent);
   Block block = {nullptr, bytes, bytes};

@@ -27,7 +27,6 @@ from .noise import draw_seed, refuse_nan, refuse_twice, seed_beside
 from .plan import Plan
 from .stash import Dropped, Stash, layout_of, mark, mark_of, packed
 
-
 LARGE = 2**23
 """Elements of a chain beside whose gradients what the loss left in malloc's hands would raise the peak of a step."""
 
