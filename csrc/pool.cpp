@@ -69,8 +69,7 @@ void* pool_take(int64_t bytes, bool lasting) {
   Pool& p = pool();
   bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   std::lock_guard<std::mutex> lock(p.mutex);
-  const int64_t beside =
-      p.most_asked - p.stats.used_bytes - bytes;  // free bytes that may stay if a new mapping is made
+  const int64_t beside = p.most_asked - p.stats.used_bytes - bytes;  // free bytes that may stay beside a new mapping
   size_t best = p.smallest(bytes, bytes + bytes / 4);
   if (best == p.free.size() && !lasting && p.stats.free_bytes > beside) best = p.smallest(bytes, bytes * kMostLent);
   Block block = {nullptr, bytes, bytes};

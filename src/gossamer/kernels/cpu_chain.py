@@ -18,7 +18,7 @@ from . import native, num_threads
 from ._arguments import F32, MASK64, at, contiguous, noise, row_sums_scratch
 from .cpu_dense import column_affine, correction, moments
 
-TILE_ELEMENTS = 2**22
+TILE_ELEMENTS = 2**20
 """Small beside the results; large enough that waiting for all threads twice a tile does not show on a busy machine."""
 LARGEST_GROUP = 2**22
 """Elements of the rows that fill whole blocks together; beyond it scratch would be as large as what it saves."""

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric import nn as pyg
 
-from .. import ops
 from ..activations.linear import of_neighbours, products
 from ..activations.neighbours import neighbour_sum
 from ..activations.plan import Plan
@@ -38,8 +37,8 @@ def neighbours_and_root(
         return _keeping_little(weighted, reduce, pair, own, root, plan)
     rooted = apply_linear(root, x_dst) if root is not None and x_dst is not None else None
     if reduce == "max" or not is_plain(own) or aggregate_first(x_src, x_src.size(1), own.weight.size(0)):
-        return apply_linear(own, ops.spmm(graph, x_src, value, reduce), rows=rooted)
-    return ops.spmm(graph, linear(x_src, own.weight, None), value, reduce, bias=own.bias, rows=rooted)
+        return apply_linear(own, neighbour_sum(graph, x_src, value, reduce), rows=rooted)
+    return neighbour_sum(graph, linear(x_src, own.weight, None), value, reduce, own.bias, rooted)
 
 
 def _keeping_little(
