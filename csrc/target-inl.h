@@ -30,6 +30,8 @@ namespace GOSSAMER_TARGET {
 
 #include "layer_norm-inl.h"
 
+#include "chain_keep-inl.h"
+
 #include "kept_chain-inl.h"
 
 #include "attention-inl.h"
