@@ -22,39 +22,38 @@ GOSSAMER_INLINE void fill_reading(Reading* how, const KeptChain& k) {
   how->tail = {drop_rule(k.p, k.seed), k.p > 0, k.slope};
 }
 
-// Elements start .. start + n - 1: normalised values, and what gradients are multiplied by. Either may be null.
+// Elements start .. start + n - 1: normalised values, and the slopes where codes of them are kept. Either may be null.
 GOSSAMER_INLINE void read_chain(const KeptChain& k, const Reading& how, int64_t start, int64_t n, float* hat,
-                                float* factor) {
+                                float* slopes) {
   if (hat)
     by_bits(k.blocks.bits, [&](auto tag) {
       unpack_range<decltype(tag)::value>(k.codes, k.zero, k.range, k.blocks, how.bins, start, n, hat);
     });
-  if (!factor) return;
-  if (k.slopes)
+  if (k.slopes && slopes)
     by_bits(k.slope_bits, [&](auto tag) {
-      unpack_span<decltype(tag)::value>(k.slopes, start, n, {k.low, k.width}, how.plain, factor);
+      unpack_span<decltype(tag)::value>(k.slopes, start, n, {k.low, k.width}, how.plain, slopes);
     });
-  for (int64_t i = 0; i < n; i += kLanes) {  // scratch is padded to whole vectors
-    f32x16 v = splat(1.0f);
-    if (k.slopes) v = load<f32x16>(factor + i);
-    if (k.bits)
-      v = select(bits_to_lanes(read_bits(k.bits, start + i, k.blocks.numel)), splat(k.passing), splat(k.slope));
-    if (how.tail.drops) v = v * keep_scale(how.tail, start + i);
-    store(factor + i, v);
-  }
+}
+
+// What the gradients of elements index .. index + 15 are multiplied by, given their slopes.
+GOSSAMER_INLINE f32x16 factor16(const KeptChain& k, const Reading& how, int64_t index, const float* slopes,
+                                int64_t count) {
+  f32x16 v = k.slopes ? load_part(slopes, count) : splat(1.0f);
+  if (k.bits) v = select(bits_to_lanes(read_bits(k.bits, index, k.blocks.numel)), splat(k.passing), splat(k.slope));
+  return how.tail.drops ? v * keep_scale(how.tail, index) : v;
 }
 
 GOSSAMER_INLINE f32x16 times_factor(f32x16 dout, f32x16 factor) {  // infinity times a clear bit is zero
   return select(factor != splat(0.0f), dout * factor, splat(0.0f));
 }
 
-// Scratch of one thread: kBlockRows rows of normalised values and of factors.
+// Scratch of one thread: kBlockRows rows of normalised values and of slopes.
 struct ChainScratch {
   Buffer<float> both;
-  float *hat, *factor;
+  float *hat, *slopes;
   explicit ChainScratch(int64_t cols) : both(2 * padded(kBlockRows * cols)) {
     hat = both.data;
-    factor = both.data + padded(kBlockRows * cols);
+    slopes = both.data + padded(kBlockRows * cols);
   }
 };
 
@@ -83,12 +82,12 @@ static bool chain_sums(const float* dout, KeptChain k, float* partial, float* su
       const int64_t begin = chunk * kChunkRows, end = min_of(rows, begin + kChunkRows);
       for (int64_t r = begin; r < end; r += kBlockRows) {
         const int64_t count = min_of(kBlockRows, end - r);
-        read_chain(k, how, r * cols, count * cols, s.hat, s.factor);
+        read_chain(k, how, r * cols, count * cols, s.hat, s.slopes);
         for (int64_t c = 0; c < cols; c += kLanes) {
           f32x16 a = splat(0.0f), b = a;
           for (int64_t row = 0; row < count; ++row) {
             const int64_t here = row * cols + c, part = cols - c;
-            const f32x16 g = times_factor(load_part(dout + r * cols + here, part), load_part(s.factor + here, part));
+            const f32x16 g = times_factor(load_part(dout + r * cols + here, part), factor16(k, how, r * cols + here, s.slopes + here, part));
             a += g;
             b += g * load_part(s.hat + here, part);
           }
@@ -112,11 +111,11 @@ static bool chain_backward(const float* dout, KeptChain k, const float* scale, c
   return with_scratch(blocks, grain, cols, threads, [&](int64_t first, int64_t last, const ChainScratch& s) {
     for (int64_t r = first * kBlockRows; r < min_of(rows, last * kBlockRows); r += kBlockRows) {
       const int64_t count = min_of(kBlockRows, rows - r);
-      read_chain(k, how, r * cols, count * cols, by_hat ? s.hat : nullptr, s.factor);
+      read_chain(k, how, r * cols, count * cols, by_hat ? s.hat : nullptr, s.slopes);
       for (int64_t row = 0; row < count; ++row)
         for (int64_t c = 0; c < cols; c += kLanes) {
           const int64_t here = row * cols + c, part = cols - c;
-          f32x16 g = times_factor(load_part(dout + r * cols + here, part), load_part(s.factor + here, part));
+          f32x16 g = times_factor(load_part(dout + r * cols + here, part), factor16(k, how, r * cols + here, s.slopes + here, part));
           if (scale) g = g * load_part(scale + c, part);
           if (by_hat)
             g = g + load_part(s.hat + here, part) * load_part(by_hat + c, part) + load_part(constant + c, part);
@@ -139,23 +138,23 @@ static bool chain_row_backward(const float* dout, KeptChain k, const float* weig
       float* sums = partial + chunk * 2 * stride;
       std::memset(sums, 0, size_t(2 * stride) * sizeof(float));
       for (int64_t r = chunk * kChunkRows; r < min_of(rows, (chunk + 1) * kChunkRows); ++r) {
-        read_chain(k, how, r * cols, cols, s.hat, s.factor);
+        read_chain(k, how, r * cols, cols, s.hat, s.slopes);
         f32x16 sum_h = splat(0.0f), sum_hx = sum_h;
         for (int64_t c = 0; c < cols; c += kLanes) {
           const int64_t part = cols - c;
           const f32x16 hat = load_part(s.hat + c, part);
-          const f32x16 g = times_factor(load_part(dout + r * cols + c, part), load_part(s.factor + c, part));
+          const f32x16 g = times_factor(load_part(dout + r * cols + c, part), factor16(k, how, r * cols + c, s.slopes + c, part));
           store(sums + c, load<f32x16>(sums + c) + g * hat);
           store(sums + stride + c, load<f32x16>(sums + stride + c) + g);
           const f32x16 h = weight ? g * load_part(weight + c, part) : g;
-          put_part(s.factor + c, h, part, false);
+          put_part(s.slopes + c, h, part, false);
           sum_h += h;
           sum_hx += h * hat;
         }
         const float mean_h = sum_lanes(sum_h) * inverse, mean_hx = sum_lanes(sum_hx) * inverse;
         for (int64_t c = 0; c < cols; c += kLanes) {
           const int64_t part = cols - c;
-          const f32x16 d = load_part(s.factor + c, part) - mean_h - load_part(s.hat + c, part) * mean_hx;
+          const f32x16 d = load_part(s.slopes + c, part) - mean_h - load_part(s.hat + c, part) * mean_hx;
           put_part(dx + r * cols + c, d * rstd[r], part, false);
         }
       }
@@ -178,14 +177,14 @@ static bool chain_decode(KeptChain k, RowAffine f, bool result_kept, float* out,
         read_chain(k, how, start, count * cols, out + r * cols, nullptr);
         continue;
       }
-      read_chain(k, how, start, count * cols, s.hat, s.factor);
+      read_chain(k, how, start, count * cols, s.hat, s.slopes);
       for (int64_t row = 0; row < count; ++row)
         for (int64_t c = 0; c < cols; c += kLanes) {
           const int64_t here = row * cols + c, part = cols - c;
           f32x16 z = load_part(s.hat + here, part);
           if (f.weight) z = z * load_part(f.weight + c, part);
           if (f.bias) z = z + load_part(f.bias + c, part);
-          put_part(out + r * cols + here, times_factor(z, load_part(s.factor + here, part)), part, false);
+          put_part(out + r * cols + here, times_factor(z, factor16(k, how, start + here, s.slopes + here, part)), part, false);
         }
     }
   });

@@ -104,26 +104,19 @@ GOSSAMER_INLINE void squeeze64(const uint8_t* codes, uint8_t* out) {
   }
 }
 
+// Sixteen codes from 2 * bits bytes.
 template <int Bits>
-GOSSAMER_INLINE void spread64(const uint8_t* in, uint8_t* codes) {
-  if (Bits == 8) {
-    std::memcpy(codes, in, 64);
-  } else if (Bits == 1) {
-    for (int k = 0; k < 8; ++k) {
-      uint64_t v = (uint64_t(in[k]) * 0x0101010101010101ull) & 0x8040201008040201ull;
-      v = ((v + 0x7f7f7f7f7f7f7f7full) >> 7) & 0x0101010101010101ull;  // every non-zero byte becomes 1
-      std::memcpy(codes + 8 * k, &v, 8);
-    }
-  } else if (Bits == 2) {
-    const u32x16 v = bits_of<u32x16>(widen(in));
-    store(codes, (v | (v << 6) | (v << 12) | (v << 18)) & 0x03030303u);
-  } else {
-    uint16_t pairs[kLanes];
-    std::memcpy(pairs, in, sizeof pairs);
-    const u32x16 v = bits_of<u32x16>(widen(pairs));
-    const u32x16 apart = (v & 0xffu) | ((v & 0xff00u) << 8);
-    store(codes, (apart | (apart << 4)) & 0x0f0f0f0fu);
-  }
+GOSSAMER_INLINE i32x16 spread16(const uint8_t* in) {
+  static const uint32_t shift[4][kLanes] = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                                            {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
+                                            {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28}};
+  if (Bits == 8) return widen(in);
+  uint32_t low = 0, high = 0;
+  std::memcpy(&low, in, Bits == 1 ? 2 : 4);
+  if (Bits == 4) std::memcpy(&high, in + 4, 4);
+  const i32x16 first = bits_of<i32x16>(lane_numbers()) < splat(8);
+  const u32x16 words = Bits == 4 ? select(first, splat(low), splat(high)) : splat(low);
+  return bits_of<i32x16>((words >> load<u32x16>(shift[Bits / 2])) & ((1u << Bits) - 1));
 }
 
 template <int Bits, bool Stochastic, bool Uniform>
@@ -174,25 +167,37 @@ GOSSAMER_INLINE void pack_block(const float* x, int64_t n, BlockRange r, const R
   else pack_block_as<Bits, false, false>(x, n, r, inverse, how.bins, out, how.key, index);
 }
 
+// What the codes of one block stand for: of few bits a table of all values.
+template <int Bits, bool Uniform>
+struct Values {
+  const Bins& bins;
+  BlockRange range;
+  float step, table[kLanes];
+  Values(const Bins& b, BlockRange r) : bins(b), range(r), step(r.range / float((1 << Bits) - 1)) {
+    if (Bits <= 4) store(table, levels(bits_of<i32x16>(lane_numbers()) & ((1 << Bits) - 1)) * step + r.zero);
+  }
+  f32x16 levels(i32x16 q) const { return Uniform ? to_float(q) : entries_of<Bits>(bins.level, q); }
+  f32x16 operator()(i32x16 q) const { return Bits <= 4 ? lookup16(table, q) : levels(q) * step + range.zero; }
+};
+
 // Elements first .. first + n - 1 of one block, whose codes begin at `in`.
 template <int Bits, bool Uniform>
 static void unpack_span_as(const uint8_t* in, int64_t first, int64_t n, BlockRange r, const Bins& b, float* out,
                            bool streaming) {
-  const float step = r.range / float((1 << Bits) - 1);
-  uint8_t codes[64];
-  for (int64_t c = first / 64 * 64; c < first + n; c += 64) {  // pieces of 64 that begin on whole bytes
-    const int64_t skip = max_of<int64_t>(0, first - c), end = min_of<int64_t>(64, first + n - c);
-    const bool whole = skip == 0 && end == 64;
-    float part[64];
-    uint8_t squeezed[64] = {};
-    if (!whole) std::memcpy(squeezed, in + c * Bits / 8, size_t(ceil_div(end * Bits, 8)));
-    spread64<Bits>(whole ? in + c * Bits / 8 : squeezed, codes);
-    float* to = whole ? out + (c - first) : part;
-    for (int k = 0; k < 64; k += kLanes) {
-      const i32x16 q = widen(codes + k);
-      put(to + k, (Uniform ? to_float(q) : entries_of<Bits>(b.level, q)) * step + r.zero, streaming && whole);
+  const Values<Bits, Uniform> values(b, r);
+  const int64_t end = first + n;
+  for (int64_t c = first / kLanes * kLanes; c < end; c += kLanes) {  // pieces that begin on whole bytes
+    const uint8_t* from = in + c * Bits / 8;
+    if (c >= first && c + kLanes <= end) {
+      put(out + (c - first), values(spread16<Bits>(from)), streaming);
+      continue;
     }
-    if (!whole) std::memcpy(out + (c + skip - first), part + skip, size_t(end - skip) * sizeof(float));
+    const int64_t skip = max_of<int64_t>(0, first - c), stop = min_of<int64_t>(kLanes, end - c);
+    uint8_t part[2 * Bits] = {};
+    float found[kLanes];
+    std::memcpy(part, from, size_t(ceil_div(stop * Bits, 8)));
+    store(found, values(spread16<Bits>(part)));
+    std::memcpy(out + (c + skip - first), found + skip, size_t(stop - skip) * sizeof(float));
   }
 }
 template <int Bits>

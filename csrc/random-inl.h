@@ -31,8 +31,7 @@ GOSSAMER_INLINE uint32_t random_word(Key key, uint64_t index) {
 
 // Words of elements index .. index + 15.
 GOSSAMER_INLINE u32x16 random_words(Key key, uint64_t index) {
-  static const uint32_t lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const u32x16 low = load<u32x16>(lanes) + uint32_t(index);
+  const u32x16 low = lane_numbers() + uint32_t(index);
   u32x16 high = splat(uint32_t(index >> 32));
   if (__builtin_expect(uint32_t(index) > 0xfffffff0u, 0)) high -= bits_of<u32x16>(low < splat(uint32_t(index)));
   return mix(low, high, key);

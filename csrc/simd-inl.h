@@ -55,6 +55,11 @@ GOSSAMER_INLINE Vec<T> splat(T a) {
   return r;
 }
 
+GOSSAMER_INLINE u32x16 lane_numbers() {
+  static const uint32_t lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load<u32x16>(lanes);
+}
+
 #define GOSSAMER_ARITHMETIC(op)                            \
   template <typename T>                                    \
   GOSSAMER_INLINE Vec<T> operator op(Vec<T> a, Vec<T> b) { \
@@ -86,6 +91,12 @@ GOSSAMER_INLINE Vec<T> operator<<(Vec<T> a, int b) {
 template <typename T>
 GOSSAMER_INLINE Vec<T> operator>>(Vec<T> a, int b) {
   GOSSAMER_EACH_PART a.part[p] = a.part[p] >> b;
+  return a;
+}
+
+template <typename T>
+GOSSAMER_INLINE Vec<T> operator>>(Vec<T> a, Vec<T> b) {
+  GOSSAMER_EACH_PART a.part[p] = a.part[p] >> b.part[p];
   return a;
 }
 
