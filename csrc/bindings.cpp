@@ -1,5 +1,6 @@
 // The native module: addresses and sizes in, nothing out but what a kernel returns. Python owns every tensor.
-#include <nanobind/nanobind.h>
+#include "bindings.h"
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -7,29 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels.h"
 #include "pool.h"
 
-namespace nb = nanobind;
 using namespace gossamer;
 
 namespace {
-
-using Address = uintptr_t;
-
-template <typename T>
-T* at(Address a) {
-  return reinterpret_cast<T*>(a);
-}
-Csr csr(Address rowptr, Address col, int64_t num_dst) { return {at<int64_t>(rowptr), at<int32_t>(col), num_dst}; }
-EdgeWeight weight(Address value, Address src_scale, Address dst_scale, int64_t heads) {
-  return {at<float>(value), at<float>(src_scale), at<float>(dst_scale), heads};
-}
-
-template <typename F>
-void def(nb::module_& m, const char* name, F f) {
-  m.def(name, f, nb::call_guard<nb::gil_scoped_release>());
-}
 
 std::vector<std::string> available() {
   std::vector<std::string> names;
@@ -44,10 +27,10 @@ template <typename In, typename Out>
 void def_spmm(nb::module_& m, const char* name, Spmm<In, Out> Kernels::* kernel) {
   def(m, name,
       [kernel](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
-               int64_t heads, Address bias, float root, Address rows, Address x, Address out, int64_t cols,
-               int threads) {
+               int64_t heads, Address bias, float root, Address rows, Address own_scale, Address x, Address out,
+               int64_t cols, int threads) {
         (kernels().*kernel)(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads),
-                            {at<float>(bias), root, at<float>(rows)}, at<In>(x), at<Out>(out), cols, threads);
+                            {at<float>(bias), root, at<float>(rows), at<float>(own_scale)}, at<In>(x), at<Out>(out), cols, threads);
       });
 }
 
@@ -208,12 +191,6 @@ void define_codes(nb::module_& m) {
         kernels().gather_packed(at<uint8_t>(codes), at<void>(zero), at<void>(range), at<int64_t>(ids), at<float>(out),
                                 count, cols, bits, bf16_meta, threads);
       });
-  def(m, "int8_linear",
-      [](Address x, Address x_scale, Address w, Address w_scale, Address bias, Address out, int64_t rows, int64_t in,
-         int64_t out_features, int threads) {
-        return kernels().int8_linear(at<int8_t>(x), at<float>(x_scale), at<int8_t>(w), at<float>(w_scale),
-                                     at<float>(bias), at<float>(out), rows, in, out_features, threads);
-      });
 }
 
 void define_dropout(nb::module_& m) {
@@ -346,6 +323,7 @@ NB_MODULE(_native, m) {
   define_graph(m);
   define_sparse(m);
   define_codes(m);
+  define_int8(m);
   define_chains(m);
   define_dropout(m);
   define_attention(m);

@@ -65,8 +65,9 @@ GOSSAMER_INLINE void pack_rows(const int8_t* x, int64_t rows, int64_t in, Code* 
   }
 }
 
-// totals[r, o] of one block of rows and one panel of outputs.
-static inline void int8_tile(const Code* x, int64_t groups, const Code* panel, const int32_t* sums, int32_t* totals) {
+// totals[r, o] of one block of rows and one panel of outputs; at(r, g) is where group g of row r stands.
+template <typename At>
+GOSSAMER_INLINE void int8_tile(const At& at, int64_t groups, const Code* panel, const int32_t* sums, int32_t* totals) {
   i32x16 acc[kRows][kPanelVectors];  // stays in registers: it is written out once, below
   // The shift by 128 is taken back beforehand, modulo 2^32: only the sum itself must fit.
 #pragma GCC unroll 8
@@ -78,7 +79,7 @@ static inline void int8_tile(const Code* x, int64_t groups, const Code* panel, c
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       int32_t group;
-      std::memcpy(&group, x + (r * groups + g) * kGroup, 4);
+      std::memcpy(&group, at(r, g), 4);
       const i32x16 all = splat(group);
 #pragma GCC unroll 8
       for (int v = 0; v < kPanelVectors; ++v)
@@ -91,55 +92,59 @@ static inline void int8_tile(const Code* x, int64_t groups, const Code* panel, c
     for (int v = 0; v < kPanelVectors; ++v) store(totals + r * kPanel + v * kLanes, acc[r][v]);
 }
 
-// One row of a tile: scale, add the bias, store; past the caches when the whole result is too large for them.
+// One row of a tile: scale, add bias and what is there already, store; past the caches when the whole result is too
+// large for them.
 GOSSAMER_INLINE void int8_epilogue(const int32_t* totals, float x_scale, const float* w_scale, const float* bias,
-                                   float* out, int64_t left, bool streaming) {
+                                   const float* added, float* out, int64_t left, bool streaming) {
 #pragma GCC unroll 4
   for (int v = 0; v < kPanelVectors; ++v) {
     const int64_t o = v * kLanes;
-    const f32x16 y = to_float(load<i32x16>(totals + o)) * x_scale * load<f32x16>(w_scale + o) + load<f32x16>(bias + o);
-    if (o + kLanes <= left) {
-      put(out + o, y, streaming);
-    } else if (o < left) {
-      float tail[kLanes];
-      store(tail, y);
-      std::memcpy(out + o, tail, size_t(left - o) * sizeof(float));
-    }
+    if (o >= left) break;
+    f32x16 y = to_float(load<i32x16>(totals + o)) * x_scale * load<f32x16>(w_scale + o) + load<f32x16>(bias + o);
+    if (added) y = y + load_part(added + o, left - o);
+    put_part(out + o, y, left - o, streaming);
   }
 }
 
-// False when there is no memory for the packed operands.
-static bool int8_linear(const int8_t* x, const float* x_scale, const int8_t* w, const float* w_scale, const float* bias,
-                        float* out, int64_t rows, int64_t in, int64_t outs, int threads) {
-  const int64_t groups = ceil_div(in, kGroup), panels = ceil_div(outs, kPanel), padded = panels * kPanel;
-  Buffer<Code> packed(padded * groups * kGroup);
-  Buffer<int32_t> sums(padded);
-  Buffer<float> scales(padded), biases(padded);
+// Floats to `out`, or codes to `to`; false when there is no memory for the packed operands.
+static bool int8_linear(Int8Rows x, Int8Rows w, const float* bias, const float* added, float* out, RowCodes to,
+                        int64_t rows, int64_t in, int64_t outs, int threads) {
+  const int64_t groups = ceil_div(in, kGroup), panels = ceil_div(outs, kPanel), padded_outs = panels * kPanel;
+  Buffer<Code> packed(padded_outs * groups * kGroup);
+  Buffer<int32_t> sums(padded_outs);
+  Buffer<float> scales(padded_outs), biases(padded_outs);
   if (!packed.data || !sums.data || !scales.data || !biases.data) return false;
   bool done = true;
-  pack_weights(w, in, outs, packed.data, sums.data);
-  for (int64_t o = 0; o < padded; ++o) {
-    scales.data[o] = o < outs ? w_scale[o] : 0.0f;
+  pack_weights(w.codes, in, outs, packed.data, sums.data);
+  for (int64_t o = 0; o < padded_outs; ++o) {
+    scales.data[o] = o < outs ? w.scale[o] : 0.0f;
     biases.data[o] = o < outs && bias ? bias[o] : 0.0f;
   }
-  const bool streaming = outs % kLanes == 0 && streams(out, rows * outs);
+  const bool streaming = out && outs % kLanes == 0 && streams(out, rows * outs);
+  const RowWriter writer(to, outs);
   parallel_for(
       ceil_div(rows, kRows), max_of<int64_t>(1, 65536 / (in * outs + 1)), threads, [&](int64_t first, int64_t last) {
         Buffer<Code> codes(kRows * groups * kGroup);
-        if (!codes.data) {
+        Buffer<float> whole(out ? 1 : kRows * outs);  // rows that wait for their largest element
+        if (!codes.data || !whole.data) {
           __atomic_store_n(&done, false, __ATOMIC_RELAXED);
           return;
         }
+        const auto at = [&](int r, int64_t g) { return codes.data + (r * groups + g) * kGroup; };
         for (int64_t block = first; block < last; ++block) {
           const int64_t row = block * kRows, count = min_of<int64_t>(kRows, rows - row);
-          pack_rows(x + row * in, count, in, codes.data);
+          pack_rows(x.codes + row * in, count, in, codes.data);
           for (int64_t p = 0; p < panels; ++p) {
             alignas(64) int32_t totals[kRows * kPanel];
-            int8_tile(codes.data, groups, packed.data + p * groups * kPanel * kGroup, sums.data + p * kPanel, totals);
-            for (int r = 0; r < count; ++r)
-              int8_epilogue(totals + r * kPanel, x_scale[row + r], scales.data + p * kPanel, biases.data + p * kPanel,
-                            out + (row + r) * outs + p * kPanel, outs - p * kPanel, streaming);
+            int8_tile(at, groups, packed.data + p * groups * kPanel * kGroup, sums.data + p * kPanel, totals);
+            for (int r = 0; r < count; ++r) {
+              const int64_t here = (row + r) * outs + p * kPanel;
+              int8_epilogue(totals + r * kPanel, x.scale[row + r], scales.data + p * kPanel, biases.data + p * kPanel,
+                            added ? added + here : nullptr, out ? out + here : whole.data + r * outs + p * kPanel,
+                            outs - p * kPanel, streaming);
+            }
           }
+          for (int r = 0; !out && r < count; ++r) writer.write(whole.data + r * outs, row + r);
         }
         stream_fence();
       });

@@ -35,12 +35,28 @@ struct Blocks {
   const float* levels;  // [2^bits] in units of a uniform step; null: uniform
 };
 
-// What is added to every row of a neighbour sum: root * x_i (square graphs), a bias per column, and row i of `rows`
-// [num_dst, cols]; null or 0: nothing.
+// What is added to every row of a neighbour sum: root * x_i (square graphs; times own_scale_i where x is codes), a bias
+// per column, and row i of `rows` [num_dst, cols]; null or 0: nothing.
 struct RowEnd {
   const float* bias;
   float root;
   const float* rows;
+  const float* own_scale;
+};
+
+// Rows of symmetric int8 codes (ops/quantize_rows.py): x_ik = scale_i * codes_ik.
+struct Int8Rows {
+  const int8_t* codes;
+  const float* scale;
+};
+// Where such rows go; each is multiplied by `factor`, column by column, before it is rounded (null: by 1). The first
+// is row `first_row` of a larger tensor, which decides its noise.
+struct RowCodes {
+  int8_t* codes;
+  float* scale;
+  const float* factor;
+  Noise noise;
+  int64_t first_row;
 };
 
 // Activation (csrc/activation-inl.h) with its slope, then dropout with probability p.
@@ -97,6 +113,15 @@ constexpr int64_t kChunkRows = 256;
 inline int64_t scratch_floats(int64_t rows, int64_t cols) {
   const int64_t chunks = (rows + kChunkRows - 1) / kChunkRows, padded = (cols + 15) / 16 * 16;
   return 2 * (chunks > 0 ? chunks : 1) * (padded > 0 ? padded : 16);
+}
+
+// Weight gradients of int8 rows are taken in chunks of kGradChunk rows, whole chunks to a slab; each slab has its own
+// sums, which are added in order. How many there are depends on the sizes alone, never on the number of threads.
+constexpr int64_t kGradChunk = 512;
+inline int64_t grad_slabs(int64_t rows, int64_t outs, int64_t in) {
+  const int64_t chunks = (rows + kGradChunk - 1) / kGradChunk, fit = (int64_t(1) << 23) / (outs * in + 1);
+  const int64_t most = fit < 8 ? 8 : fit > 64 ? 64 : fit;
+  return chunks < most ? (chunks > 0 ? chunks : 1) : most;
 }
 
 struct Kernels {
@@ -169,9 +194,17 @@ struct Kernels {
                            int64_t cols, int threads);
   void (*gather_packed)(const uint8_t* codes, const void* zero, const void* range, const int64_t* ids, float* out,
                         int64_t count, int64_t cols, int bits, bool bf16_meta, int threads);
-  // ops/int8_linear.py
-  bool (*int8_linear)(const int8_t* x, const float* x_scale, const int8_t* w, const float* w_scale, const float* bias,
-                      float* out, int64_t rows, int64_t in, int64_t out_features, int threads);
+  // ops/int8_linear.py and the other products of int8 rows; false: no memory left for scratch
+  bool (*int8_linear)(Int8Rows x, Int8Rows w, const float* bias, const float* added, float* out, RowCodes to,
+                      int64_t rows, int64_t in, int64_t out_features, int threads);
+  bool (*spmm_rows)(Csr, EdgeWeight, RowEnd, const int8_t* x, RowCodes to, int64_t cols, int threads);
+  bool (*quantize_times)(const float* x, RowCodes to, int64_t rows, int64_t cols, int threads);
+  bool (*chain_rows)(ChainRows, Pointwise, RowCodes to, int threads);
+  bool (*int8_grad_f32)(const float* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial,
+                        float* dw, int64_t rows, int64_t outs, int64_t in, int threads);
+  bool (*int8_grad_int8)(const int8_t* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial,
+                         float* dw, int64_t rows, int64_t outs, int64_t in, int threads);
+  void (*sddmm_int8)(Csr, Int8Rows a, Int8Rows b, float* out, int64_t cols, int64_t heads, int threads);
 };
 
 // One per translation unit in targets/; null when that unit was not built for this architecture.

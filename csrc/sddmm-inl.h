@@ -29,3 +29,43 @@ static void sddmm(Csr m, const float* a, const float* b, float* out, int64_t col
     }
   });
 }
+
+// The same on int8 rows: an exact int32 sum per edge and head, times both rows' scales.
+GOSSAMER_INLINE int32_t dot(const int8_t* a, const int8_t* b, int64_t n) {
+  int64_t c = 0;
+#if defined(__AVX512BW__)
+  __m512i sum = _mm512_setzero_si512();
+  for (; c + 32 <= n; c += 32)
+    sum = _mm512_add_epi32(
+        sum, _mm512_madd_epi16(_mm512_cvtepi8_epi16(load256(a + c)), _mm512_cvtepi8_epi16(load256(b + c))));
+  int32_t total = _mm512_reduce_add_epi32(sum);
+#elif defined(__AVX2__)
+  __m256i sum = _mm256_setzero_si256();
+  for (; c + 16 <= n; c += 16)
+    sum = _mm256_add_epi32(
+        sum, _mm256_madd_epi16(_mm256_cvtepi8_epi16(load128(a + c)), _mm256_cvtepi8_epi16(load128(b + c))));
+  int32_t lanes[8], total = 0;
+  std::memcpy(lanes, &sum, sizeof lanes);
+  for (int k = 0; k < 8; ++k) total += lanes[k];
+#else
+  int32_t total = 0;
+#endif
+  for (; c < n; ++c) total += int32_t(a[c]) * int32_t(b[c]);
+  return total;
+}
+
+static void sddmm_int8(Csr m, Int8Rows a, Int8Rows b, float* out, int64_t cols, int64_t heads, int threads) {
+  const int64_t width = cols / heads, nnz = m.rowptr[m.num_dst];
+  parallel_rows(m.rowptr, m.num_dst, cols, threads, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      for (int64_t e = m.rowptr[i]; e < m.rowptr[i + 1]; ++e) {
+        if (e + kPrefetchEdges < nnz) prefetch_bytes(b.codes + int64_t(m.col[e + kPrefetchEdges]) * cols, cols);
+        const int64_t j = m.col[e];
+        const float scale = a.scale[i] * b.scale[j];
+        for (int64_t h = 0; h < heads; ++h)
+          out[e * heads + h] =
+              float(dot(a.codes + i * cols + h * width, b.codes + j * cols + h * width, width)) * scale;
+      }
+    }
+  });
+}

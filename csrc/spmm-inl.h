@@ -75,28 +75,29 @@ GOSSAMER_INLINE void spmm_tail(const Csr& a, const EdgeWeight& w, RowEdges row, 
   }
 }
 
-// Columns [begin, end) of output row i; all of them belong to one head.
+// Columns [begin, end) of output row i, at `out`; all of them belong to one head.
 template <typename In, typename Out>
 static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row, int64_t i, int64_t head, const In* x,
                      Out* out, int64_t cols, int64_t begin, int64_t end, bool streaming) {
   const float dst_scale = w.dst_scale ? w.dst_scale[i] : 1.0f;
   const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst], streaming, dst_scale};
+  const float root = end_of_row.own_scale ? end_of_row.root * end_of_row.own_scale[i] : end_of_row.root;
   const auto add = [&](int64_t c) {
     return RowAdd<In>{end_of_row.bias ? end_of_row.bias + c : nullptr,
-                      end_of_row.root != 0 ? x + i * cols + c : nullptr, end_of_row.root,
+                      end_of_row.root != 0 ? x + i * cols + c : nullptr, root,
                       end_of_row.rows ? end_of_row.rows + i * cols + c : nullptr};
   };
   int64_t c = begin;
 #define GOSSAMER_TILES(V)                                             \
   for (; V <= kTileVectors && end - c >= V * kLanes; c += V * kLanes) \
-  spmm_tile<(V <= kTileVectors ? V : 1)>(a, w, row, add(c), head, x + c, cols, out + i * cols + c)
+  spmm_tile<(V <= kTileVectors ? V : 1)>(a, w, row, add(c), head, x + c, cols, out + c)
   GOSSAMER_TILES(16);
   GOSSAMER_TILES(8);
   GOSSAMER_TILES(4);
   GOSSAMER_TILES(2);
   GOSSAMER_TILES(1);
 #undef GOSSAMER_TILES
-  if (c < end) spmm_tail(a, w, row, add(c), head, x + c, cols, out + i * cols + c, int(end - c));
+  if (c < end) spmm_tail(a, w, row, add(c), head, x + c, cols, out + c, int(end - c));
 }
 
 template <typename In, typename Out>
@@ -106,7 +107,7 @@ static void spmm(Csr a, EdgeWeight w, RowEnd end, const In* x, Out* out, int64_t
   parallel_rows(a.rowptr, a.num_dst, cols, threads, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i)
       for (int64_t head = 0; head < w.heads; ++head)
-        spmm_row(a, w, end, i, head, x, out, cols, head * width, (head + 1) * width, streaming);
+        spmm_row(a, w, end, i, head, x, out + i * cols, cols, head * width, (head + 1) * width, streaming);
     stream_fence();
   });
 }

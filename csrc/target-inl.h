@@ -40,6 +40,10 @@ namespace GOSSAMER_TARGET {
 
 #include "int8_linear-inl.h"
 
+#include "int8_rows-inl.h"
+
+#include "int8_grad-inl.h"
+
 #define GOSSAMER_STRING(name) #name
 #define GOSSAMER_NAME(name) GOSSAMER_STRING(name)
 
@@ -84,6 +88,12 @@ static const Kernels table = {
     gather_rows_int8,
     gather_packed,
     int8_linear,
+    spmm_rows,
+    quantize_times,
+    chain_rows,
+    int8_grad<float>,
+    int8_grad<int8_t>,
+    sddmm_int8,
 };
 
 }  // namespace GOSSAMER_TARGET

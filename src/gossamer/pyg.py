@@ -8,6 +8,7 @@ replaced while it runs (layers/functional.py). `restore_` changes the classes ba
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import json
@@ -22,6 +23,8 @@ from torch import nn
 
 from .activations.noise import stream
 from .activations.plan import MARK
+from .compute.exceptions import float32_modules
+from .compute.plan import Float32
 from .recipe import Recipe, recipe_of
 
 OURS = "gossamer.layers."
@@ -102,11 +105,17 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
             f"`model` must hold at least one module that has a counterpart ({known}), of exactly that class "
             f"(got {type(model).__name__} with {len(rows)} modules: {left[:300]})"
         )
+    in_float32 = float32_modules(model, recipe.compute)
+    rows = tuple(
+        dataclasses.replace(row, note=in_float32[row.name]) if row.became and row.name in in_float32 else row
+        for row in rows
+    )
+    whole = dataclasses.replace(recipe, compute=Float32())
     stream.reset()
-    for _, module, to, _ in plan:
+    for name, module, to, _ in plan:
         if to is not None:
             module.__class__ = to
-            module.__dict__[MARK] = recipe
+            module.__dict__[MARK] = whole if name in in_float32 else recipe
     return Report(recipe, rows)
 
 

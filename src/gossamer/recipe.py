@@ -1,6 +1,6 @@
 """What is made cheap where: one value for each place of a model's computation.
 
-    compute       in which arithmetic products run          Float32()
+    compute       in which arithmetic products run          Float32(), Int8()
     activations   what is kept between forward and backward Keep()
     backward      which sparse products backward computes   Exact()
     training      what the model is trained for             None
@@ -21,11 +21,7 @@ from typing import Any
 
 from .activations.plan import Keep, Published
 from .codecs import Blockwise, Codec, Projected, RowInt8, Uniform
-
-
-@dataclass(frozen=True)
-class Float32:
-    """Products in float32."""
+from .compute.plan import Float32, Int8
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Exact:
 
 
 PLACES: dict[str, dict[str, type]] = {
-    "compute": {"Float32": Float32},
+    "compute": {"Float32": Float32, "Int8": Int8},
     "activations": {kind.__name__: kind for kind in (Keep, Blockwise, Uniform, Projected, RowInt8, Published)},
     "backward": {"Exact": Exact},
     "training": {},
@@ -51,7 +47,7 @@ class UnknownRecipe(ValueError, KeyError):
 
 @dataclass(frozen=True)
 class Recipe:
-    compute: Float32 = field(default_factory=Float32)
+    compute: Float32 | Int8 = field(default_factory=Float32)
     activations: Keep | Codec | Published = field(default_factory=Keep)
     backward: Exact = field(default_factory=Exact)
     training: None = None
@@ -152,6 +148,8 @@ recipes: Mapping[str, Recipe] = _Recipes(
         "exact-int2-published": Recipe(activations=Published()),
         "exact-int4": Recipe(activations=Blockwise(bits=4, bins="optimal")),
         "exact-int8": Recipe(activations=Blockwise(bits=8)),
+        "tango": Recipe(compute=Int8()),
+        "feather": Recipe(compute=Int8(), activations=Blockwise(bits=2, bins="optimal")),
     }
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,20 +55,27 @@ def _enough(done: bool) -> None:
         raise MemoryError("no memory left for the scratch of a kept chain")
 
 
-def _chain_keep(
+class _Keeping(NamedTuple):
+    """A chain on its way: statistics, what is kept, and `run(start, end, out)`, which fills both for some rows."""
+
+    mean: Tensor
+    var: Tensor
+    kept: tuple[Tensor, ...]
+    run: Callable[[int, int, Tensor], None]
+    group: int
+
+
+def _keeping(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
     over: int, eps: float, act: int, slope: float, p: float, seed: int, bits: int, block: int, bf16_meta: bool,
-    levels: Tensor | None, seed_of_noise: int | None, slope_bits: int, products: list[Tensor],
-    biases: list[Tensor | None],
-) -> Any:  # fmt: skip
+    levels: Tensor | None, seed_of_noise: int | None, slope_bits: int,
+) -> _Keeping | None:  # fmt: skip
+    """None where the rows that fill whole blocks are too many: the reference then computes all."""
     rows, columns = x.shape
     block = _span(x.numel(), block)
     group = _group(columns, block, bits) if x.numel() else 1
     if x.numel() == 0 or group * columns > LARGEST_GROUP:
-        return OPS["chain_keep"].reference(
-            x, weight, bias, mean, var, over, eps, act, slope, p, seed, bits, block, bf16_meta, levels, seed_of_noise,
-            slope_bits, products, biases,
-        )  # fmt: skip
+        return None
     x, (weight, bias, levels) = x.contiguous(), contiguous(weight, bias, levels)
     code_bytes, blocks, mark_bytes = sizes(x.numel(), act, bits, block, slope_bits)
     meta = torch.bfloat16 if bf16_meta else F32
@@ -83,33 +90,67 @@ def _chain_keep(
     used = (own_mean, own_var) if mean is None or var is None else (mean, var)
     columns_of = column_affine(x, weight, bias, *used, over, eps) if over != Over.ROWS else (None,) * 4
     by_row = (at(own_mean), at(own_var)) if over == Over.ROWS else (0, 0)
-    given = (*(at(t) for t in columns_of), at(weight), at(bias), eps, *by_row)
     kept = _native_chain(k)
     settings = (act, slope, p, seed & MASK64, kept, *noise(seed_of_noise))
 
     def run(start: int, end: int, out: Tensor) -> None:
+        given = (*(at(t) for t in columns_of), at(weight), at(bias), eps, *by_row)
         place = x.data_ptr() + start * columns * 4
-        _enough(
-            native.chain_keep(
-                place, *given, start, end - start, columns, *settings, at(out), group, num_threads()
-            )
-        )  # fmt: skip
+        ends = (start, end - start, columns)
+        _enough(native.chain_keep(place, *given, *ends, *settings, at(out), group, num_threads()))
 
-    if not products:
-        outs = [memory.empty(x.shape, F32)]
-        run(0, rows, outs[0])
-        return outs, own_mean, own_var, codes, zero, spread, marks
-    outs = [memory.empty([rows, product.size(0)], F32) for product in products]
+    return _Keeping(own_mean, own_var, (codes, zero, spread, marks), run, group)
+
+
+def _run_tiles(rows: int, columns: int, multiple: int, run: Callable[[int, int, Tensor], None]) -> Iterator[Any]:
+    """(start, end, tile) for each tile of rows, run into one buffer that all of them share."""
     tile: Tensor | None = None
-    for start, end in _tiles(rows, columns, group):
+    for start, end in _tiles(rows, columns, multiple):
         tile = memory.empty([end - start, columns], F32) if tile is None else tile[: end - start]
         run(start, end, tile)
+        yield start, end, tile
+
+
+def _chain_keep(x: Tensor, *args: Any) -> Any:
+    *settings, products, biases = args
+    found = _keeping(x, *settings)
+    if found is None:
+        return OPS["chain_keep"].reference(x, *args)
+    rows, columns = x.shape
+    outs = [memory.empty([rows, product.size(0)], F32) for product in products] or [memory.empty(x.shape, F32)]
+    if not products:
+        found.run(0, rows, outs[0])
+        return outs, found.mean, found.var, *found.kept
+    for start, end, tile in _run_tiles(rows, columns, found.group, found.run):
         for out, product, shift in zip(outs, products, biases, strict=True):
             if shift is None:
                 torch.mm(tile, product.t(), out=out[start:end])
             else:
                 torch.addmm(shift, tile, product.t(), out=out[start:end])
-    return outs, own_mean, own_var, codes, zero, spread, marks
+    return outs, found.mean, found.var, *found.kept
+
+
+class _RowsTo:
+    """Int8 rows that are written a tile at a time."""
+
+    def __init__(self, rows: int, columns: int, seed: int | None) -> None:
+        self.codes, self.scale = memory.empty([rows, columns], torch.int8), memory.empty([rows], F32)
+        self._columns, self._noise = columns, noise(seed)
+
+    def write(self, start: int, tile: Tensor) -> None:
+        places = (self.codes.data_ptr() + start * self._columns, self.scale.data_ptr() + start * 4)
+        _enough(native.quantize_times(at(tile), *places, 0, *self._noise, start, *tile.shape, num_threads()))
+
+
+def _chain_keep_rows(x: Tensor, *args: Any) -> Any:
+    *settings, rounding = args
+    found = _keeping(x, *settings)
+    if found is None:
+        return OPS["chain_keep_rows"].reference(x, *args)
+    to = _RowsTo(*x.shape, rounding)
+    for start, _, tile in _run_tiles(*x.shape, found.group, found.run):
+        to.write(start, tile)
+    return to.codes, to.scale, found.mean, found.var, *found.kept
 
 
 def _contiguous_kept(args: tuple[Any, ...]) -> Kept:
@@ -138,13 +179,18 @@ def _kept_products(douts: list[Tensor], *args: Any) -> list[Tensor]:
     k = _contiguous_kept(args)
     run = _decoder(k, *args[15:])
     sums = [dout.new_zeros(dout.size(1), k.columns) for dout in douts]
-    tile: Tensor | None = None
-    for start, end in _tiles(k.rows, k.columns, 1):
-        tile = memory.empty([end - start, k.columns], F32) if tile is None else tile[: end - start]
-        run(start, end, tile)
+    for start, end, tile in _run_tiles(k.rows, k.columns, 1, run):
         for total, dout in zip(sums, douts, strict=True):
             total.addmm_(dout[start:end].t(), tile)
     return sums
+
+
+def _kept_codes(*args: Any) -> tuple[Tensor, Tensor]:
+    k = _contiguous_kept(args)
+    run, to = _decoder(k, *args[15:]), _RowsTo(k.rows, k.columns, None)
+    for start, _, tile in _run_tiles(k.rows, k.columns, 1, run):
+        to.write(start, tile)
+    return to.codes, to.scale
 
 
 def _chain_backward(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
@@ -172,7 +218,9 @@ def _chain_backward(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tenso
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "chain_keep": _chain_keep,
+    "chain_keep_rows": _chain_keep_rows,
     "kept_rows": _kept_rows,
     "kept_products": _kept_products,
+    "kept_codes": _kept_codes,
     "chain_backward": _chain_backward,
 }

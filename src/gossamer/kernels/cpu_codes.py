@@ -12,7 +12,7 @@ from .. import memory
 from ..ops._library import OPS
 from ..ops.pack import num_blocks, num_bytes
 from . import native, num_threads
-from ._arguments import F32, as_float, at, contiguous, noise
+from ._arguments import F32, at, contiguous, noise
 
 
 def _quantize_rows(x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
@@ -115,32 +115,6 @@ def _gather_packed_rows(codes: Tensor, zero: Tensor, spread: Tensor, ids: Tensor
     return out
 
 
-def _int8_linear(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
-    x, x_scale, w, w_scale, bias = (
-        x.contiguous(),
-        x_scale.contiguous(),
-        w.contiguous(),
-        w_scale.contiguous(),
-        as_float(bias),
-    )
-    out = memory.empty([x.size(0), w.size(0)], F32)
-    done = native.int8_linear(
-        at(x),
-        at(x_scale),
-        at(w),
-        at(w_scale),
-        at(bias),
-        at(out),
-        x.size(0),
-        x.size(1),
-        w.size(0),
-        num_threads(),
-    )
-    if not done:
-        raise MemoryError("int8_linear: no memory left for the packed weights and rows")
-    return out
-
-
 KERNELS: dict[str, Callable[..., Any]] = {
     "quantize_rows": _quantize_rows,
     "dequantize_rows": _dequantize_rows,
@@ -151,5 +125,4 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "gather_rows": _gather_rows,
     "gather_rows_int8": _gather_rows_int8,
     "gather_packed_rows": _gather_packed_rows,
-    "int8_linear": _int8_linear,
 }

@@ -56,17 +56,17 @@ def _transpose_csr(rowptr: Tensor, col: Tensor, num_src: int) -> tuple[Tensor, T
     return t_rowptr, t_col, t_perm
 
 
-def _sum_rows(
+def sum_rows(
     kernel: Callable[..., None], rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None,
     dst_scale: Tensor | None, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None, root: float = 0.0,
-    rows: Tensor | None = None,
+    rows: Tensor | None = None, own_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     rowptr, col, x, num_dst = rowptr.contiguous(), col.contiguous(), x.contiguous(), rowptr.numel() - 1
     value, src_scale, dst_scale, bias, rows = (as_float(t) for t in (value, src_scale, dst_scale, bias, rows))
     out = memory.empty([num_dst, x.size(1)], dtype)
     kernel(
         at(rowptr), at(col), num_dst, at(value), at(src_scale), at(dst_scale), heads_of(value),
-        at(bias), root, at(rows), at(x), at(out), x.size(1), num_threads(),
+        at(bias), root, at(rows), at(own_scale), at(x), at(out), x.size(1), num_threads(),
     )  # fmt: skip
     return out
 
@@ -78,13 +78,7 @@ def _spmm(
     kernel = {F32: native.spmm_f32, torch.bfloat16: native.spmm_bf16}.get(x.dtype)
     if kernel is None:
         return OPS["spmm"].reference(rowptr, col, value, src_scale, dst_scale, x, bias, root, rows, *transposed)
-    return _sum_rows(kernel, rowptr, col, value, src_scale, dst_scale, x, x.dtype, bias, root, rows)
-
-
-def _spmm_int8(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor
-) -> Tensor:
-    return _sum_rows(native.spmm_int8, rowptr, col, value, scale, dst_scale, codes, F32)
+    return sum_rows(kernel, rowptr, col, value, src_scale, dst_scale, x, x.dtype, bias, root, rows)
 
 
 def _spmm_max(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, max_degree: int) -> tuple[Tensor, Tensor]:
@@ -148,7 +142,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "coo_to_csr": _coo_to_csr,
     "transpose_csr": _transpose_csr,
     "spmm": _spmm,
-    "spmm_int8": _spmm_int8,
     "spmm_max": _spmm_max,
     "spmm_max_backward": _spmm_max_backward,
     "sddmm": _sddmm,

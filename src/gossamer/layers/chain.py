@@ -7,6 +7,7 @@ The converted modules call it with themselves alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from torch_geometric import nn as pyg
 from .. import ops
 from ..activations import chain as keeping
 from ..activations.plan import Plan
+from ..compute.entry import Entry
+from ..compute.plan import Int8
 from ..ops.activation import ACTIVATIONS
 from ..ops.norm_act import Over
 from . import rules
@@ -184,9 +187,11 @@ class Pending:
     It holds the only reference to its input, which is free once `products` or `run` has been called.
     """
 
-    def __init__(self, x: Tensor, known: tuple[Norm, Act, float], module: nn.Module | None, plan: Plan) -> None:
+    def __init__(
+        self, x: Tensor, known: tuple[Norm, Act, float], module: nn.Module | None, plan: Plan | None, keeps: bool
+    ) -> None:
         self._x: Tensor | None = x
-        self._known, self._module, self._plan = known, module, plan
+        self._known, self._module, self._plan, self._keeps = known, module, plan, keeps
 
     @property
     def x(self) -> Tensor:
@@ -198,12 +203,28 @@ class Pending:
         x, self._x = self.x, None
         return apply(x, *self._known, self._module, self._plan)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether `products` may be called: their input is kept in few bits."""
+        return self._keeps
+
     def products(self, weights: list[Tensor], biases: list[Tensor | None]) -> tuple[Tensor, ...]:
         """out W_k^T + b_k for each k, out the chain's result."""
+        assert self._keeps and self._plan is not None
+        plan = self._plan
+        return self._through(
+            lambda x, norm, settings: keeping.chain_products(x, *norm, settings, plan, weights, biases)
+        )
+
+    def in_int8(self, how: Int8, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """The results of consume(x, entry=..., norm=...), which takes the chain's result as int8 rows."""
+        plan = self._plan if self._keeps else None
+        return self._through(lambda x, norm, settings: consume(x, entry=Entry(how, settings, plan), norm=norm))
+
+    def _through(self, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         (norm, act, p), x = self._known, self.x.contiguous()
         settings = _settings(norm, act, p, rules.draw_seed() if p > 0 else 0)
-        parameters = (norm.weight, norm.bias, norm.mean, norm.var)
-        *outs, mean, var = keeping.chain_products(x, *parameters, settings, self._plan, weights, biases)
+        *outs, mean, var = consume(x, (norm.weight, norm.bias, norm.mean, norm.var), settings)
         self._x = None
         _follow(norm, self._module, mean, var, x.size(0))
         return tuple(outs)
@@ -211,15 +232,17 @@ class Pending:
 
 def pend(
     x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dropout | float, batch: Batch,
-    plan: Plan | None,
+    plan: Plan | None, how: Int8 | None = None,
 ) -> Pending | Tensor:  # fmt: skip
-    """The chain, to be run with what follows it if that saves keeping its result; else its result."""
+    """The chain, to be run with what follows it if its result need then not be kept, or made; else its result."""
     known = _known(x, norm, act, drop, batch, plan)
-    linear_given_bits = known is not None and known[1].name in ("identity", "relu", "leaky_relu")
-    keeps = plan is not None and plan.shared and plan.worth(x) and keeping.fits(x, plan)
-    if plan is None or known is None or not linear_given_bits or not keeps:
+    if known is None or (plan is None and how is None):
         return run(x, norm, act, drop, batch, plan)
-    return Pending(x, known, norm, plan)
+    linear_given_bits = known[1].name in ("identity", "relu", "leaky_relu")
+    keeps = plan is not None and plan.shared and plan.worth(x) and keeping.fits(x, plan) and linear_given_bits
+    if not keeps and (how is None or (plan is not None and plan.worth(x)) or x.dtype != torch.float32):
+        return run(x, norm, act, drop, batch, plan)
+    return Pending(x, known, norm, plan, keeps)
 
 
 def _follow(norm: Norm, module: nn.Module | None, mean: Tensor, var: Tensor, rows: int) -> None:

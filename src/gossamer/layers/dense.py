@@ -13,19 +13,33 @@ from .. import ops
 from ..activations.linear import products
 from ..activations.plan import Plan
 from ..activations.plan import of as plan_of
+from ..activations.stash import layout_of
+from ..compute.conv import products as int8_products
+from ..compute.entry import Entry
+from ..compute.plan import Int8, worth
+from ..compute.plan import of as int8_of
 from . import chain, rules
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None, plan: Plan | None = None
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None, plan: Plan | None = None,
+    how: Int8 | None = None,
+) -> Tensor:  # fmt: skip
     """x W^T + bias + rows; our op where its result is large enough for pooled pages to pay, or keeps few bits."""
+    if how is not None and worth(x):
+        return int8_products(x, [weight], [bias], entry_of(how, plan, x), rows=rows)[0]
     if plan is not None and keeps_little(plan, x):
         return products(x, [weight], [bias], plan, rows)[0]
     if rules.dense(x, least=1) and x.size(0) * weight.size(0) >= rules.LEAST_PASS:
         return ops.linear(x, weight, bias, rows)
     out = nn.functional.linear(x, weight, bias)
     return out if rows is None else out + rows
+
+
+def entry_of(how: Int8, plan: Plan | None, x: Tensor) -> Entry:
+    """How rows of x come into an int8 product: kept by the plan if it has bits for them."""
+    fits = plan is not None and plan.shared and plan.worth(x) and layout_of(plan.rows, x.size(1), x.device) is not None
+    return Entry(how, None, plan if fits else None)
 
 
 def keeps_little(plan: Plan, x: Tensor) -> bool:
@@ -39,6 +53,11 @@ def remakes(plan: Plan | None, x: Tensor, value: Tensor | None) -> bool:
     return plan is not None and plan.shared and not learnt and keeps_little(plan, x)
 
 
+def is_fixed(value: Tensor | None) -> bool:
+    """Whether the weights of edges are not learned."""
+    return value is None or not value.requires_grad
+
+
 def is_plain(module: Any) -> bool:
     """Whether a module is only a weight and a bias: nobody listens to it, and it does not wait for its first input."""
     known = rules.plainly(module, nn.Linear, pyg.Linear)
@@ -47,27 +66,28 @@ def is_plain(module: Any) -> bool:
 
 def apply_linear(module: Any, x: Tensor, bias: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
     """module(x) + bias + rows in one product where the module is plain."""
+    how = int8_of(module)
     if not is_plain(module):
         out = module(x)
         out = out if bias is None else out + bias
         return out if rows is None else out + rows
     own = module.bias
     total = own if bias is None else bias if own is None else own + bias
-    return linear(x, module.weight, total, rows, plan_of(module))
+    return linear(x, module.weight, total, rows, plan_of(module), how)
 
 
 class Linear(nn.Linear):
     """y = x W^T + b."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, plan=plan_of(self))
+        return linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self))
 
 
 class PygLinear(pyg.Linear):
     """y = x W^T + b, with PyG's initialisation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, plan=plan_of(self))
+        return linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self))
 
 
 class BatchNorm1d(nn.BatchNorm1d):

@@ -7,6 +7,7 @@ The normalised graph is made once per `edge_index`; it is fixed, so nothing but 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -16,10 +17,13 @@ from .. import ops
 from ..activations.linear import remade
 from ..activations.neighbours import neighbour_sum
 from ..activations.plan import of as plan_of
+from ..compute.conv import Adjacency, convolve
+from ..compute.plan import of as int8_of
+from ..compute.plan import worth
 from .adjacency import Weighted, gcn_graph_of, graph_of
 from .border import by_pyg, keep_templates
 from .chain import Pending
-from .dense import apply_linear, is_plain, remakes
+from .dense import apply_linear, entry_of, is_fixed, is_plain, remakes
 from .order import aggregate_first
 
 
@@ -31,7 +35,11 @@ class GCNConv(pyg.GCNConv):
             return super().forward(x, edge_index, edge_weight)
         graph, value, scale = self._graph(x, edge_index, edge_weight)
         linear = is_plain(self.lin) and self.lin.bias is None  # A (X W) = (A X) W holds for nothing else
-        plan = plan_of(self)
+        plan, how = plan_of(self), int8_of(self)
+        if how is not None and linear and worth(x) and is_fixed(value):
+            first = "aggregate" if aggregate_first(x, x.size(1), self.out_channels, plan) else "multiply"
+            adjacency = Adjacency(graph, value, scale, scale)
+            return convolve(x, adjacency, [self.lin.weight], [self.bias], first, entry_of(how, plan, x))[0]
         if linear and aggregate_first(x, x.size(1), self.out_channels, plan):
             if remakes(plan, x, value):
                 return remade(lambda x: ops.spmm(graph, x, value, scale=scale), x, self.lin.weight, self.bias)
@@ -43,6 +51,13 @@ class GCNConv(pyg.GCNConv):
         if by_pyg(self, pending.x, edge_index) or not is_plain(self.lin):
             return self(pending.run(), edge_index, edge_weight)
         graph, value, scale = self._graph(pending.x, edge_index, edge_weight)
+        how = int8_of(self)
+        if how is not None and self.lin.bias is None and is_fixed(value):
+            given = {"weights": [self.lin.weight], "biases": [self.bias], "first": "multiply"}
+            adjacency = Adjacency(graph, value, scale, scale)
+            return pending.in_int8(how, partial(convolve, adjacency=adjacency, **given))[0]
+        if not pending.keeps:
+            return self(pending.run(), edge_index, edge_weight)
         (h,) = pending.products([self.lin.weight], [self.lin.bias])
         return neighbour_sum(graph, h, value, bias=self.bias, scale=scale, plan=plan_of(self))
 

@@ -4,6 +4,7 @@ dropout run as one (chain.py).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 from ..activations.plan import of as plan_of
+from ..compute.conv import products as int8_products
+from ..compute.plan import of as int8_of
 from . import chain, rules
 from .dense import is_plain
 
@@ -45,7 +48,7 @@ class _Stacked:
             elif hasattr(model, "jk"):
                 x = chain.run(x, norm, model.act, model.dropout, grouped, plan)
             else:
-                x = chain.pend(x, norm, model.act, model.dropout, grouped, plan)
+                x = chain.pend(x, norm, model.act, model.dropout, grouped, plan, int8_of(model))
             if hasattr(model, "jk"):
                 hidden.append(x)
         x = x.run() if isinstance(x, chain.Pending) else x
@@ -66,7 +69,10 @@ def _multiplied(lin: Any, x: Any) -> Any:
     """lin(x), where x may be a chain that waits for it."""
     if not isinstance(x, chain.Pending):
         return lin(x)
-    return x.products([lin.weight], [lin.bias])[0] if is_plain(lin) else lin(x.run())
+    how = int8_of(lin) if is_plain(lin) else None
+    if how is not None:
+        return x.in_int8(how, functools.partial(int8_products, weights=[lin.weight], biases=[lin.bias]))[0]
+    return x.products([lin.weight], [lin.bias])[0] if x.keeps and is_plain(lin) else lin(x.run())
 
 
 class GCN(_Stacked, pyg.GCN):
@@ -105,7 +111,7 @@ class MLP(pyg.MLP):
             elif return_emb is True:
                 x = emb = chain.run(x, norm, self.act, p, grouped, plan)
             else:
-                x = chain.pend(x, norm, self.act, p, grouped, plan)
+                x = chain.pend(x, norm, self.act, p, grouped, plan, int8_of(self))
         if self.plain_last:
             x = chain.dropout(x if len(self.lins) == 1 else _multiplied(self.lins[-1], x), drops[-1], plan)
         x = x.run() if isinstance(x, chain.Pending) else x
@@ -131,7 +137,7 @@ class Sequential(nn.Sequential):
                 for module, kind in zip(modules, run, strict=False):
                     slots[kind] = module
                 norm, act, drop = slots
-                x, modules = chain.pend(x, norm, act, drop, None, plan), modules[len(run) :]
+                x, modules = chain.pend(x, norm, act, drop, None, plan, int8_of(self)), modules[len(run) :]
                 if isinstance(x, chain.Pending) and not (modules and is_plain(modules[0])):
                     x = x.run()
             else:

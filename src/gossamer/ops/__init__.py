@@ -13,7 +13,9 @@ from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from .gatv2 import gatv2_logits
+from .int8_grad import int8_grad
 from .int8_linear import int8_linear
+from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes, quantize_times, spmm_rows
 from .kept_chain import kept_products, kept_rows
 from .linear import column_sums, linear
 from .norm_act import norm_act_op as norm_act
@@ -22,6 +24,7 @@ from .pack_fixed import pack_fixed, unpack_fixed
 from .quantize_rows import dequantize_rows, quantize_rows
 from .random import random_bits
 from .sddmm import sddmm
+from .sddmm_int8 import sddmm_int8
 from .spmm import spmm
 from .spmm_int8 import spmm_int8
 from .spmm_max import spmm_max
@@ -32,6 +35,8 @@ __all__ = [
     "OPS",
     "chain_backward",
     "chain_keep",
+    "chain_keep_rows",
+    "chain_rows",
     "column_sums",
     "coo_to_csr",
     "dequantize_rows",
@@ -43,7 +48,10 @@ __all__ = [
     "gather_rows",
     "gather_rows_int8",
     "gatv2_logits",
+    "int8_grad",
     "int8_linear",
+    "int8_linear_rows",
+    "kept_codes",
     "kept_products",
     "kept_rows",
     "linear",
@@ -52,12 +60,15 @@ __all__ = [
     "pack",
     "pack_fixed",
     "quantize_rows",
+    "quantize_times",
     "random_bits",
     "relu_dropout",
     "sddmm",
+    "sddmm_int8",
     "spmm",
     "spmm_int8",
     "spmm_max",
+    "spmm_rows",
     "transpose_csr",
     "unpack",
     "unpack_fixed",

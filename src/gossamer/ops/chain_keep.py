@@ -82,7 +82,7 @@ def sizes(numel: int, act: int, bits: int, block: int, slope_bits: int) -> tuple
     return (num_bytes(numel, block, bits), num_blocks(numel, block), marks) if bits else (0, 0, marks)
 
 
-def _fake(
+def fake_chain_keep(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
     over: int, eps: float, act: int, slope: float, p: float, seed: int, bits: int, block: int, bf16_meta: bool,
     levels: Tensor | None, noise: int | None, slope_bits: int, products: list[Tensor], biases: list[Tensor | None],
@@ -101,7 +101,7 @@ chain_keep_op = define(
     "Tensor[] products, Tensor?[] biases) -> (Tensor[], Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     check=_check,
     reference=_reference,
-    fake=_fake,
+    fake=fake_chain_keep,
 )
 
 

@@ -1,12 +1,12 @@
 """A linear layer on int8 codes.
 
-    y[i, o] = (x_scale_i * sum over k of x[i, k] w[o, k]) * w_scale_o + bias_o
+    y[i, o] = (x_scale_i * sum over k of x[i, k] w[o, k]) * w_scale_o + bias_o + rows[i, o]
 
 The sum is an exact int32: at most 133,144 input columns, so that no sum of products of codes -127 .. 127
 can overflow. Row scales
 of x and output scales of w leave the sum, because neither depends on k.
 
-    d x_scale_i = <dy_i, (y_i - bias) / x_scale_i>      d w_scale, d bias alike, by column
+    d x_scale_i = <dy_i, (y_i - bias - rows_i) / x_scale_i>     d w_scale, d bias alike, by column     d rows = dy
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .quantize_rows import CODE_MAX
 MAX_COLUMNS = (2**31 - 1) // CODE_MAX**2
 
 
-def _check(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> None:
+def check_product(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> None:
+    """What every product of int8 rows asks of its operands."""
     for name, codes in (("x", x), ("w", w)):
         _checks.dtype_of(name, codes, (torch.int8,))
         _checks.shape_of(name, codes, (None, None), "[rows, columns]")
@@ -42,17 +43,31 @@ def _check(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor 
             _checks.shape_of(name, scale, (count,), f"[{count}]")
 
 
+def _check(
+    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, rows: Tensor | None = None
+) -> None:
+    check_product(x, x_scale, w, w_scale, bias)
+    if rows is not None:
+        _checks.dtype_of("rows", rows, (torch.float32,))
+        _checks.shape_of("rows", rows, (x.size(0), w.size(0)), f"[{x.size(0)}, {w.size(0)}], as the result")
+
+
 def _products(x: Tensor, w: Tensor) -> Tensor:
     """The integer sums, exact in float64, rounded once to float32."""
     return (x.to(torch.float64) @ w.to(torch.float64).t()).to(torch.float32)
 
 
-def _reference(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
+def _reference(
+    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, rows: Tensor | None = None
+) -> Tensor:
     y = _products(x, w) * x_scale.unsqueeze(1) * w_scale
-    return y if bias is None else y + bias
+    y = y if bias is None else y + bias
+    return y if rows is None else y + rows
 
 
-def _fake(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
+def _fake(
+    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, rows: Tensor | None = None
+) -> Tensor:
     return x_scale.new_empty(x.size(0), w.size(0))
 
 
@@ -67,11 +82,12 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weighted = _products(x, w) * dy
         dx_scale = (weighted * w_scale).sum(1)
         dw_scale = (weighted * x_scale.unsqueeze(1)).sum(0)
-    return None, dx_scale, None, dw_scale, dy.sum(0) if ctx.needs_input_grad[4] else None
+    needs = ctx.needs_input_grad
+    return None, dx_scale, None, dw_scale, dy.sum(0) if needs[4] else None, dy if needs[5] else None
 
 
 int8_linear_op = define(
-    "int8_linear(Tensor x, Tensor x_scale, Tensor w, Tensor w_scale, Tensor? bias) -> Tensor",
+    "int8_linear(Tensor x, Tensor x_scale, Tensor w, Tensor w_scale, Tensor? bias, Tensor? rows=None) -> Tensor",
     check=_check,
     reference=_reference,
     fake=_fake,
@@ -80,6 +96,11 @@ int8_linear_op = define(
 )
 
 
-def int8_linear(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """float32 [rows, outputs] from codes x [rows, columns] and w [outputs, columns], both by `quantize_rows`."""
-    return int8_linear_op(x.contiguous(), x_scale.contiguous(), w.contiguous(), w_scale.contiguous(), bias)
+def int8_linear(
+    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None, rows: Tensor | None = None
+) -> Tensor:
+    """float32 [rows, outputs] from codes x [rows, columns] and w [outputs, columns], both by `quantize_rows`.
+
+    `rows` are added to the result.
+    """
+    return int8_linear_op(x.contiguous(), x_scale.contiguous(), w.contiguous(), w_scale.contiguous(), bias, rows)

@@ -105,7 +105,7 @@ def _reference(
     return out.clone() if out is x else out, own_mean, own_var
 
 
-def _fake(
+def fake_norm_act(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
     over: int, eps: float, act: int, slope: float, p: float, seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -140,7 +140,8 @@ def _check_backward(
     check_norm_act(x, weight, bias, mean if fixed else None, var if fixed else None, over, eps, act, slope, p, seed)
     _checks.dtype_of("dout", dout, (x.dtype,))
     _checks.shape_of("dout", dout, tuple(x.shape), f"of x, {tuple(x.shape)}")
-    expected = _fake(x, None, None, None, None, over, eps, act, slope, p, seed)[1].numel() if not fixed else x.size(1)
+    own = fake_norm_act(x, None, None, None, None, over, eps, act, slope, p, seed)[1].numel()
+    expected = x.size(1) if fixed else own
     for name, tensor in (("mean", mean), ("var", var)):
         _checks.shape_of(name, tensor, (expected,), f"[{expected}]")
         _checks.dtype_of(name, tensor, (x.dtype,))
@@ -185,7 +186,7 @@ norm_act_op = define(
     " -> (Tensor, Tensor, Tensor)",
     check=check_norm_act,
     reference=_reference,
-    fake=_fake,
+    fake=fake_norm_act,
     backward=_backward,
     setup_context=_setup_context,
 )

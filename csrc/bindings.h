@@ -1,0 +1,29 @@
+// What the files of bindings share: addresses as Python passes them, and how a kernel is given a name.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include "kernels.h"
+
+namespace gossamer {
+
+namespace nb = nanobind;
+
+using Address = uintptr_t;
+
+template <typename T>
+inline T* at(Address a) {
+  return reinterpret_cast<T*>(a);
+}
+inline Csr csr(Address rowptr, Address col, int64_t num_dst) { return {at<int64_t>(rowptr), at<int32_t>(col), num_dst}; }
+inline EdgeWeight weight(Address value, Address src_scale, Address dst_scale, int64_t heads) {
+  return {at<float>(value), at<float>(src_scale), at<float>(dst_scale), heads};
+}
+
+template <typename F>
+void def(nb::module_& m, const char* name, F f) {
+  m.def(name, f, nb::call_guard<nb::gil_scoped_release>());
+}
+
+void define_int8(nb::module_& m);  // bindings_int8.cpp
+
+}  // namespace gossamer

@@ -1,0 +1,72 @@
+// Products of int8 rows.
+#include "bindings.h"
+
+namespace gossamer {
+namespace {
+
+Int8Rows rows_of(Address codes, Address scale) { return {at<int8_t>(codes), at<float>(scale)}; }
+RowCodes codes_to(Address codes, Address scale, Address factor, bool stochastic, uint64_t seed, int64_t first = 0) {
+  return {at<int8_t>(codes), at<float>(scale), at<float>(factor), {stochastic, seed}, first};
+}
+
+template <typename G>
+using Grad = bool (*)(const G*, const float*, const int8_t*, uint64_t, float*, float*, int64_t, int64_t, int64_t, int);
+
+template <typename G>
+void def_grad(nb::module_& m, const char* name, Grad<G> Kernels::* kernel) {
+  def(m, name,
+      [kernel](Address g, Address row_scale, Address x, uint64_t seed, Address partial, Address dw, int64_t rows,
+               int64_t outs, int64_t in, int threads) {
+        return (kernels().*kernel)(at<G>(g), at<float>(row_scale), at<int8_t>(x), seed, at<float>(partial),
+                                   at<float>(dw), rows, outs, in, threads);
+      });
+}
+
+}  // namespace
+
+void define_int8(nb::module_& m) {
+  def(m, "int8_linear",
+      [](Address x, Address x_scale, Address w, Address w_scale, Address bias, Address added, Address out,
+         Address codes, Address scale, Address factor, bool stochastic, uint64_t seed, int64_t rows, int64_t in,
+         int64_t outs, int threads) {
+        return kernels().int8_linear(rows_of(x, x_scale), rows_of(w, w_scale), at<float>(bias), at<float>(added),
+                                     at<float>(out), codes_to(codes, scale, factor, stochastic, seed), rows, in, outs,
+                                     threads);
+      });
+  def(m, "spmm_rows",
+      [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
+         Address bias, float root, Address rows, Address own_scale, Address x, Address codes, Address scale,
+         Address factor, bool stochastic, uint64_t seed, int64_t cols, int threads) {
+        return kernels().spmm_rows(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads),
+                                   {at<float>(bias), root, at<float>(rows), at<float>(own_scale)}, at<int8_t>(x),
+                                   codes_to(codes, scale, factor, stochastic, seed), cols, threads);
+      });
+  def(m, "quantize_times",
+      [](Address x, Address codes, Address scale, Address factor, bool stochastic, uint64_t seed, int64_t first_row,
+         int64_t rows, int64_t cols, int threads) {
+        return kernels().quantize_times(at<float>(x), codes_to(codes, scale, factor, stochastic, seed, first_row), rows,
+                                        cols, threads);
+      });
+  def(m, "chain_rows",
+      [](Address x, Address scale, Address shift, Address col_mean, Address col_rstd, Address weight, Address bias,
+         float eps, Address mean, Address var, int64_t rows, int64_t cols, int act, float slope, double p,
+         uint64_t seed, Address codes, Address row_scale, bool stochastic, uint64_t noise, int threads) {
+        const ColumnAffine columns = {at<float>(scale), at<float>(shift), at<float>(col_mean), at<float>(col_rstd)};
+        const ChainRows in = {at<float>(x), columns, {at<float>(weight), at<float>(bias), eps}, at<float>(mean),
+                              at<float>(var), 0, rows, cols};
+        return kernels().chain_rows(in, {act, slope, p, seed}, codes_to(codes, row_scale, 0, stochastic, noise),
+                                    threads);
+      });
+  m.def("grad_slabs", &grad_slabs);
+  m.attr("GRAD_CHUNK") = kGradChunk;
+  def_grad(m, "int8_grad_f32", &Kernels::int8_grad_f32);
+  def_grad(m, "int8_grad_int8", &Kernels::int8_grad_int8);
+  def(m, "sddmm_int8",
+      [](Address rowptr, Address col, int64_t n, Address a, Address a_scale, Address b, Address b_scale, Address out,
+         int64_t cols, int64_t heads, int threads) {
+        kernels().sddmm_int8(csr(rowptr, col, n), rows_of(a, a_scale), rows_of(b, b_scale), at<float>(out), cols,
+                             heads, threads);
+      });
+}
+
+}  // namespace gossamer

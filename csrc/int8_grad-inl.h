@@ -1,0 +1,127 @@
+// dW = G^T X for rows X of int8 codes (ops/int8_grad.py): the row scales s sit on the summed index, so H = s (.) G is
+// rounded anew, column by column in chunks of rows, stochastically; dW += t (h^T q) chunk by chunk, the inner product
+// exact in int32. Both operands are laid out so that one register lane holds kGroup consecutive rows of one column.
+
+constexpr int64_t kGradGroups = kGradChunk / kGroup;
+constexpr int kGroupBits = 32 / kGroup;
+
+// Sixteen codes of column c on, zero beyond the last.
+GOSSAMER_INLINE i32x16 widen_part(const int8_t* from, int64_t count) {
+  if (count >= kLanes) return widen(from);
+  int8_t part[kLanes] = {};
+  std::memcpy(part, from, size_t(max_of<int64_t>(count, 0)));
+  return widen(part);
+}
+
+// Rows of X as panels [groups][kPanel][kGroup]; sums of each column for taking back the shift by 128.
+static void pack_grad_panels(const int8_t* x, int64_t rows, int64_t in, Code* packed, int32_t* sums) {
+  const int64_t panels = ceil_div(in, kPanel);
+  std::memset(sums, 0, size_t(panels * kPanel) * sizeof(int32_t));
+  for (int64_t g = 0; g < kGradGroups; ++g)
+    for (int64_t k = 0; k < panels * kPanel; k += kLanes) {
+      i32x16 together = splat(0), sum = load<i32x16>(sums + k);
+      for (int r = 0; r < kGroup; ++r) {
+        const int64_t i = g * kGroup + r;
+        if (i >= rows) break;
+        const i32x16 q = widen_part(x + i * in + k, in - k);
+        sum += q;
+        together = together | ((q & ((1 << kGroupBits) - 1)) << (r * kGroupBits));
+      }
+      store(sums + k, sum);
+      Code* panel = packed + (k / kPanel) * kGradGroups * kPanel * kGroup;
+      store(panel + (g * kPanel + k % kPanel) * kGroup, together);
+    }
+}
+
+template <typename G>
+GOSSAMER_INLINE f32x16 load_float_part(const G* from, int64_t count) {
+  if (count >= kLanes) return load_float(from);
+  G part[kLanes] = {};
+  std::memcpy(part, from, size_t(count) * sizeof(G));
+  return load_float(part);
+}
+
+// H of one chunk as [groups][stride][kGroup], stride a multiple of both kLanes and kRows, and the step of each column.
+template <typename G>
+static void pack_grad_rows(const G* g, const float* row_scale, int64_t first, int64_t rows, int64_t outs,
+                           int64_t stride, Key key, int32_t* top, float* inverse, Code* packed, float* step) {
+  std::memset(top, 0, size_t(stride) * sizeof(int32_t));
+  for (int64_t i = first; i < first + rows; ++i)
+    for (int64_t o = 0; o < outs; o += kLanes) {
+      const f32x16 h = load_float_part(g + i * outs + o, outs - o) * row_scale[i];
+      store(top + o, maximum(load<i32x16>(top + o), bits_of<i32x16>(h) & 0x7fffffff));
+    }
+  for (int64_t o = 0; o < stride; ++o) {
+    const float a = bits_of<float>(top[o]);
+    const bool finite = top[o] < 0x7f800000;
+    step[o] = !finite ? __builtin_nanf("") : a < kTiny ? 0.0f : a / kCodeMax;
+    inverse[o] = !finite || a < kTiny ? 0.0f : kCodeMax / a;
+  }
+  const int32_t shift = kGroup == 4 ? 128 : 0;  // as unsigned: code + 128
+  for (int64_t group = 0; group < kGradGroups; ++group)
+    for (int64_t o = 0; o < outs; o += kLanes) {
+      i32x16 together = splat(0);
+      const f32x16 by = load<f32x16>(inverse + o);
+      for (int r = 0; r < kGroup; ++r) {
+        const int64_t i = first + group * kGroup + r;
+        if (i >= first + rows) break;
+        const f32x16 h = load_float_part(g + i * outs + o, outs - o) * row_scale[i];
+        const f32x16 t = select(by != splat(0.0f), h * by, splat(0.0f));
+        i32x16 q = round_codes<true>(t, key, uint64_t(i * outs + o));
+        q = select(by != splat(0.0f), q, splat(0)) + shift;
+        together = together | ((q & ((1 << kGroupBits) - 1)) << (r * kGroupBits));
+      }
+      store(packed + (group * stride + o) * kGroup, together);
+    }
+}
+
+template <typename G>
+static bool int8_grad(const G* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial, float* dw,
+                      int64_t rows, int64_t outs, int64_t in, int threads) {
+  const int64_t panels = ceil_div(in, kPanel), stride = ceil_div(outs, kRows * kLanes) * kRows * kLanes;
+  const int64_t slabs = grad_slabs(rows, outs, in), chunks = ceil_div(rows, kGradChunk);
+  const Key key = key_of(seed);
+  bool enough = true;
+  parallel_for(slabs, 1, threads, [&](int64_t first_slab, int64_t last_slab) {
+    Buffer<Code> xs(panels * kPanel * kGradChunk), hs(stride * kGradChunk);
+    Buffer<int32_t> sums(panels * kPanel), top(stride);
+    Buffer<float> inverse(stride), step(stride);
+    if (!xs.data || !hs.data || !sums.data || !top.data || !inverse.data || !step.data) {
+      __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
+      return;
+    }
+    for (int64_t slab = first_slab; slab < last_slab; ++slab) {
+      float* total = partial + slab * outs * in;
+      std::memset(total, 0, size_t(outs * in) * sizeof(float));
+      for (int64_t chunk = chunks * slab / slabs; chunk < chunks * (slab + 1) / slabs; ++chunk) {
+        const int64_t first = chunk * kGradChunk, count = min_of(kGradChunk, rows - first);
+        pack_grad_panels(x + first * in, count, in, xs.data, sums.data);
+        pack_grad_rows(g, row_scale, first, count, outs, stride, key, top.data, inverse.data, hs.data, step.data);
+        for (int64_t p = 0; p < panels; ++p)
+          for (int64_t o = 0; o < outs; o += kRows) {
+            alignas(64) int32_t found[kRows * kPanel];
+            const auto at = [&](int r, int64_t group) { return hs.data + (group * stride + o + r) * kGroup; };
+            int8_tile(at, kGradGroups, xs.data + p * kGradGroups * kPanel * kGroup, sums.data + p * kPanel, found);
+            for (int64_t r = 0; r < min_of<int64_t>(kRows, outs - o); ++r)
+              for (int v = 0; v < kPanelVectors; ++v) {
+                const int64_t k = p * kPanel + v * kLanes, left = in - k;
+                if (left <= 0) break;
+                float* to = total + (o + r) * in + k;
+                const f32x16 sum = to_float(load<i32x16>(found + r * kPanel + v * kLanes)) * step.data[o + r];
+                put_part(to, load_part(to, left) + sum, left, false);
+              }
+          }
+      }
+    }
+  });
+  if (!enough) return false;
+  parallel_for(outs * in, 4096, threads, [&](int64_t first, int64_t last) {
+    for (int64_t c = first; c < last; c += kLanes) {
+      const int64_t left = last - c;
+      f32x16 sum = load_part(partial + c, left);
+      for (int64_t slab = 1; slab < slabs; ++slab) sum = sum + load_part(partial + slab * outs * in + c, left);
+      put_part(dw + c, sum, left, false);
+    }
+  });
+  return true;
+}

@@ -1,0 +1,80 @@
+// Rows that are finished in a thread's scratch and leave it as int8 codes: the float rows never reach memory.
+
+// f(row, i) fills row i for each row of a part; then it is rounded.
+template <typename F>
+GOSSAMER_INLINE bool write_rows(int64_t first, int64_t last, const RowWriter& writer, const F& fill) {
+  Buffer<float> row(writer.cols);
+  if (!row.data) return false;
+  for (int64_t i = first; i < last; ++i) {
+    fill(row.data, i);
+    writer.write(row.data, i);
+  }
+  return true;
+}
+
+// Neighbour sums of codes, as codes.
+static bool spmm_rows(Csr a, EdgeWeight w, RowEnd end, const int8_t* x, RowCodes to, int64_t cols, int threads) {
+  const int64_t width = cols / w.heads;
+  const RowWriter writer(to, cols);
+  bool enough = true;
+  parallel_rows(a.rowptr, a.num_dst, cols, threads, [&](int64_t first, int64_t last) {
+    if (!write_rows(first, last, writer, [&](float* row, int64_t i) {
+          for (int64_t head = 0; head < w.heads; ++head)
+            spmm_row(a, w, end, i, head, x, row, cols, head * width, (head + 1) * width, false);
+        }))
+      enough = false;
+  });
+  return enough;
+}
+
+static bool quantize_times(const float* x, RowCodes to, int64_t rows, int64_t cols, int threads) {
+  const RowWriter writer(to, cols);
+  bool enough = true;
+  parallel_for(rows, max_of<int64_t>(1, 16384 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
+    if (!write_rows(first, last, writer, [&](float* row, int64_t i) {
+          if (i + kRowsAhead < rows) prefetch_bytes(x + (i + kRowsAhead) * cols, cols * int64_t(sizeof(float)));
+          std::memcpy(row, x + i * cols, size_t(cols) * sizeof(float));
+        }))
+      enough = false;
+  });
+  return enough;
+}
+
+// norm, activation and dropout (ops/norm_act.py), as codes.
+template <int A, int S>
+static bool chain_rows_as(const ChainRows& in, Pointwise pw, RowCodes to, int threads) {
+  const Tail t = tail_of(pw);
+  const int64_t cols = in.cols;
+  const float inverse = 1.0f / float(cols);
+  const RowWriter writer(to, cols);
+  bool enough = true;
+  parallel_for(in.rows, 1 + 16384 / (cols + 1), threads, [&](int64_t first, int64_t last) {
+    if (!write_rows(first, last, writer, [&](float* row, int64_t r) {
+          const float* x = in.x + r * cols;
+          float mean = 0, rstd = 0;
+          if (S == kByRow) {
+            mean = row_mean(x, cols, inverse);
+            const float var = row_var(x, cols, mean, inverse);
+            in.mean[r] = mean, in.var[r] = var;
+            rstd = 1.0f / __builtin_sqrtf(var + in.affine.eps);
+          }
+          for (int64_t c = 0; c < cols; c += kLanes) {
+            const int64_t count = cols - c;
+            const Passed passed = normalise<S>(in, load_part(x + c, count), mean, rstd, c, count);
+            put_part(row + c, forward16<A>(passed.z, t, r * cols + c), count, false);
+          }
+        }))
+      enough = false;
+  });
+  return enough;
+}
+static bool chain_rows(ChainRows in, Pointwise pw, RowCodes to, int threads) {
+  bool enough = false;
+  by_act(pw.act, [&](auto tag) {
+    constexpr int A = decltype(tag)::value;
+    if (in.columns.scale) enough = chain_rows_as<A, kByColumn>(in, pw, to, threads);
+    else if (in.mean) enough = chain_rows_as<A, kByRow>(in, pw, to, threads);
+    else enough = chain_rows_as<A, kNoNorm>(in, pw, to, threads);
+  });
+  return enough;
+}

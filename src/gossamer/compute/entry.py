@@ -1,0 +1,115 @@
+"""How rows come into a product, and how the gradient of those rows leaves.
+
+    alone        x is rounded                                            d x = d rows
+    by a chain   dropout(act(norm(x))) is rounded as it is made          d x by ops.norm_act's backward, from x
+
+What is kept for dW is the int8 rows, and x for the chain's backward. Where the recipe's `activations` has a codec, its
+few bits take the place of both (activations/chain.py): dW then multiplies what they decode to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from .. import ops
+from ..activations.chain import Settings
+from ..activations.noise import draw_seed, refuse_nan, seed_beside
+from ..activations.plan import Plan
+from ..activations.stash import layout_of
+from ..ops.chain_keep import kept_of
+from ..ops.kept_chain import Kept
+from ..ops.norm_act import Over
+from .plan import Int8
+from .rows import Rows, Seeds, quantised
+
+Norm = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Weight, bias, mean and variance of a norm."""
+
+
+class Entry(NamedTuple):
+    """What was told of the rows' way in: the chain before them, and how activations are kept."""
+
+    how: Int8
+    chain: Settings | None = None
+    plan: Plan | None = None
+
+
+class Came(NamedTuple):
+    """Rows that came in, with what backward needs: `tensors` are for autograd to save, `settings` are plain values."""
+
+    rows: Rows
+    tensors: tuple[Tensor | None, ...]
+    settings: tuple[Any, ...] | None
+    mean: Tensor
+    var: Tensor
+
+
+def come_in(x: Tensor, norm: Norm, entry: Entry, seeds: Seeds) -> Came:
+    none = x.new_empty(0)
+    if entry.chain is None:
+        rows = quantised(x, entry.how)
+        if entry.plan is None or not x.requires_grad:
+            return Came(rows, rows, None, none, none)
+        return Came(rows, *_packed(x, entry.plan), none, none)
+    if entry.plan is None:
+        *rows, mean, var = ops.chain_rows(x, *norm, *entry.chain, seeds.of_activation())
+        used = (mean, var) if norm[2] is None else norm[2:]
+        return Came(Rows(*rows), (*rows, x, norm[0], norm[1], *used), None, mean, var)
+    return _come_in_keeping(x, norm, entry, entry.plan, seeds)
+
+
+def _packed(x: Tensor, plan: Plan) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
+    """Few bits of x itself."""
+    bits, block, bf16_meta, levels = layout_of(plan.rows, x.size(1), x.device) or (8, x.size(1), False, None)
+    codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(x), bf16_meta, levels)
+    refuse_nan(zero)
+    kept = Kept(codes, zero, spread, levels, None, *x.shape, bits, block)
+    return (*kept.tensors, None, None, None), (*kept.settings, True)
+
+
+def _come_in_keeping(x: Tensor, norm: Norm, entry: Entry, plan: Plan, seeds: Seeds) -> Came:
+    how = entry.chain
+    assert how is not None
+    alone = how.over == Over.NOTHING
+    layout = layout_of(plan.rows if alone else plan.values, x.size(1), x.device)
+    assert layout is not None, "layers ask `chain.fits` first"
+    bits, block, bf16_meta, levels = layout
+    noise = seed_beside(how.seed) if how.p > 0 else draw_seed(x)
+    codec = (bits, block, bf16_meta, levels, noise, plan.slopes)
+    *rows, mean, var, codes, zero, spread, marks = ops.chain_keep_rows(
+        x, *norm, *how, *codec, seeds.of_activation()
+    )  # fmt: skip
+    refuse_nan(zero)
+    tail = (how.act, how.slope, how.p, how.seed, plan.slopes)
+    kept = kept_of((codes, zero, spread, marks), x.shape, (bits, block, levels), *tail)
+    used = var if norm[3] is None else norm[3]
+    return Came(Rows(*rows), (*kept.tensors, norm[0], norm[1], used), (*kept.settings, alone), mean, var)
+
+
+def operand(tensors: Sequence[Tensor | None], settings: tuple[Any, ...] | None) -> Rows:
+    """The rows that dW multiplies: those of forward, or what the kept bits decode to."""
+    if settings is None:
+        codes, scale = tensors[:2]
+        assert codes is not None and scale is not None
+        return Rows(codes, scale)
+    *kept_settings, result = settings
+    *kept, weight, bias, _ = tensors
+    return Rows(*ops.kept_codes(*kept, *kept_settings, weight, bias, result))
+
+
+def leave(
+    drows: Tensor, entry: Entry, tensors: Sequence[Tensor | None], settings: tuple[Any, ...] | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """d x, and the gradients of the norm's weight and bias; the buffer of `drows` may be written."""
+    how = entry.chain
+    if how is None:
+        return drows, None, None
+    if settings is None:
+        _, _, x, weight, bias, mean, var = tensors
+        return ops.OPS["norm_act_backward"](drows, x, weight, bias, mean, var, *how)
+    *kept, weight, _, var = tensors
+    dweight, dbias = ops.chain_backward(drows, drows, *kept, *settings[:-1], weight, var, how.over, how.eps)
+    return drows, dweight, dbias

@@ -1,0 +1,96 @@
+"""Int8 rows: one symmetric code per element, one scale per row.
+
+A tensor that several ops read is rounded once: its codes go with the tensor object and are void once it is changed in
+place. Weights are rounded anew in each step, from float32. Noise differs by role, and follows torch's generator.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..activations.noise import draw_seed
+from .plan import Int8
+
+_MARK = "_gossamer_rows"
+
+
+class Rows(NamedTuple):
+    codes: Tensor
+    scale: Tensor
+
+
+def quantised(x: Tensor, how: Int8) -> Rows:
+    """The rows of x; rounded to nearest they are remembered with x."""
+    if how.rounding == "stochastic":
+        return Rows(*ops.quantize_rows(x.detach(), draw_seed(x)))
+    known, version = getattr(x, _MARK, (None, None))
+    if known is not None and not x.is_inference() and version == x._version:
+        return known
+    rows = Rows(*ops.quantize_rows(x.detach()))
+    if not x.is_inference():
+        setattr(x, _MARK, (rows, x._version))
+    return rows
+
+
+class Weight(NamedTuple):
+    """Codes of a weight [outputs, columns], one scale per output, and the same codes as backward reads them."""
+
+    codes: Tensor
+    scale: Tensor
+    transposed: Tensor
+
+    @property
+    def folded(self) -> Tensor:
+        """What gradients are multiplied by before they are rounded: the scales, but 1 for outputs that are zero."""
+        return torch.where(self.scale == 0, 1.0, self.scale)
+
+    def forward(self, x: Rows, bias: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+        return ops.int8_linear(*x, self.codes, self.scale, bias, rows)
+
+    def forward_rows(self, x: Rows, noise: int | None) -> Rows:
+        return Rows(*ops.int8_linear_rows(*x, self.codes, self.scale, None, None, noise))
+
+    def backward(self, g: Rows, rows: Tensor | None = None) -> Tensor:
+        """g W from rows of gradients that were multiplied by `folded`."""
+        return ops.int8_linear(*g, self.transposed, self._ones(), None, rows)
+
+    def backward_rows(self, g: Rows, noise: int | None) -> Rows:
+        return Rows(*ops.int8_linear_rows(*g, self.transposed, self._ones(), None, None, noise))
+
+    def _ones(self) -> Tensor:
+        return self.scale.new_ones(self.transposed.size(0))
+
+
+def weight_rows(weight: Tensor) -> Weight:
+    codes, scale = ops.quantize_rows(weight.detach())
+    return Weight(codes, scale, codes.t().contiguous())
+
+
+class Seeds:
+    """Seeds of one call's roundings: of activations in forward, of gradients in backward; None rounds to nearest."""
+
+    def __init__(self, how: Int8, x: Tensor) -> None:
+        self.base = draw_seed(x)
+        self._how, self._count = how, 0
+
+    def _next(self) -> int:
+        self._count += 1
+        mixed = (self.base + self._count * 0x9E3779B97F4A7C15) % 2**64
+        return mixed - 2**64 if mixed >= 2**63 else mixed
+
+    def of_activation(self) -> int | None:
+        return self._next() if self._how.rounding == "stochastic" else None
+
+    def of_sum(self) -> int | None:
+        """The same at every call: a neighbour sum that backward makes again is the one of forward."""
+        return ~self.base if self._how.rounding == "stochastic" else None
+
+    def of_gradient(self) -> int | None:
+        return self._next() if self._how.gradients == "stochastic" else None
+
+    def of_weight_gradient(self) -> int:
+        return self._next()

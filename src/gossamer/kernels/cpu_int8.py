@@ -1,0 +1,143 @@
+"""Native kernels of products of int8 rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import memory
+from ..ops._library import OPS
+from ..ops._sum_checks import heads_of
+from ..ops.norm_act import Over
+from ..ops.spmm_int8 import of_sources
+from . import native, num_threads
+from ._arguments import F32, MASK64, as_float, at, contiguous, noise
+from .cpu_dense import column_affine, moments
+from .cpu_sparse import sum_rows
+
+Rows = tuple[Tensor, Tensor]
+
+
+def _enough(done: bool) -> None:
+    if not done:
+        raise MemoryError("no memory left for the scratch of a product of int8 rows")
+
+
+def _empty_rows(rows: int, columns: int) -> Rows:
+    return memory.empty([rows, columns], torch.int8), memory.empty([rows], F32)
+
+
+def _int8_linear(
+    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, rows: Tensor | None = None
+) -> Tensor:
+    out = memory.empty([x.size(0), w.size(0)], F32)
+    x, x_scale, w, w_scale, bias, rows = contiguous(x, x_scale, w, w_scale, as_float(bias), as_float(rows))
+    given = (at(x), at(x_scale), at(w), at(w_scale), at(bias), at(rows), at(out), 0, 0, 0, False, 0)
+    _enough(native.int8_linear(*given, *x.shape, w.size(0), num_threads()))
+    return out
+
+
+def _int8_linear_rows(
+    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, factor: Tensor | None,
+    seed: int | None,
+) -> Rows:  # fmt: skip
+    codes, scale = _empty_rows(x.size(0), w.size(0))
+    x, x_scale, w, w_scale, bias, factor = contiguous(x, x_scale, w, w_scale, as_float(bias), factor)
+    given = (at(x), at(x_scale), at(w), at(w_scale), at(bias), 0, 0, at(codes), at(scale), at(factor), *noise(seed))
+    _enough(native.int8_linear(*given, *x.shape, w.size(0), num_threads()))
+    return codes, scale
+
+
+def _spmm_int8(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
+    src_scale: Tensor | None = None, bias: Tensor | None = None, root: float = 0.0, rows: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    scale = scale.contiguous()
+    sources = of_sources(scale, src_scale)
+    return sum_rows(
+        native.spmm_int8, rowptr, col, value, sources, dst_scale, codes, F32, bias, root, rows, scale
+    )  # fmt: skip
+
+
+def _spmm_rows(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
+    src_scale: Tensor | None, bias: Tensor | None, root: float, rows: Tensor | None, factor: Tensor | None,
+    seed: int | None,
+) -> Rows:  # fmt: skip
+    rowptr, col, codes, scale, factor = contiguous(rowptr, col, codes, scale, factor)
+    sources = of_sources(scale, src_scale)
+    value, sources, dst_scale, bias, rows = (as_float(t) for t in (value, sources, dst_scale, bias, rows))
+    to, to_scale = _empty_rows(rowptr.numel() - 1, codes.size(1))
+    weights = (at(value), at(sources), at(dst_scale), heads_of(value))
+    end = (at(bias), root, at(rows), at(scale))
+    written = (at(to), at(to_scale), at(factor), *noise(seed), codes.size(1), num_threads())
+    _enough(native.spmm_rows(at(rowptr), at(col), to.size(0), *weights, *end, at(codes), *written))
+    return to, to_scale
+
+
+def _quantize_times(x: Tensor, factor: Tensor | None, seed: int | None) -> Rows:
+    x, factor = contiguous(x, factor)
+    codes, scale = _empty_rows(*x.shape)
+    _enough(native.quantize_times(at(x), at(codes), at(scale), at(factor), *noise(seed), 0, *x.shape, num_threads()))
+    return codes, scale
+
+
+def _chain_rows(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
+    over: int, eps: float, act: int, slope: float, p: float, seed: int, seed_of_noise: int | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    if x.numel() == 0:
+        own = (weight, bias, mean, var, over, eps, act, slope, p, seed, seed_of_noise)
+        return OPS["chain_rows"].reference(x, *own)
+    x, weight, bias = contiguous(x, weight, bias)
+    codes, scale = _empty_rows(*x.shape)
+    if over == Over.ROWS:
+        own_mean, own_var = x.new_empty(x.size(0)), x.new_empty(x.size(0))
+    else:
+        own_mean, own_var = moments(x, over) if over in (Over.COLUMNS, Over.ALL) else (x.new_empty(0), x.new_empty(0))
+    used = (own_mean, own_var) if mean is None or var is None else (mean, var)
+    columns = column_affine(x, weight, bias, *used, over, eps) if over != Over.ROWS else (None,) * 4
+    by_row = (at(own_mean), at(own_var)) if over == Over.ROWS else (0, 0)
+    given = (at(x), *(at(t) for t in columns), at(weight), at(bias), eps, *by_row, *x.shape)
+    tail = (act, slope, p, seed & MASK64, at(codes), at(scale), *noise(seed_of_noise), num_threads())
+    _enough(native.chain_rows(*given, *tail))
+    return codes, scale, own_mean, own_var
+
+
+def _int8_grad(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, seed: int) -> Tensor:
+    (rows, columns), outs = codes.shape, g.size(1)
+    if min(rows, columns, outs) == 0:
+        return scale.new_zeros(outs, columns)
+    g, codes = g.contiguous(), codes.contiguous()
+    by_row = (scale if g_scale is None else scale * g_scale).contiguous()
+    partial = memory.empty([native.grad_slabs(rows, outs, columns), outs, columns], F32)
+    dw = memory.empty([outs, columns], F32)
+    kernel = native.int8_grad_f32 if g_scale is None else native.int8_grad_int8
+    ends = (at(partial), at(dw), rows, outs, columns, num_threads())
+    _enough(kernel(at(g), at(by_row), at(codes), seed & MASK64, *ends))
+    return dw
+
+
+def _sddmm_int8(
+    rowptr: Tensor, col: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, heads: int
+) -> Tensor:
+    rowptr, col, a, a_scale, b, b_scale = contiguous(rowptr, col, a, a_scale, b, b_scale)
+    out = memory.empty([col.numel(), heads], F32)
+    rows = (at(a), at(a_scale), at(b), at(b_scale))
+    native.sddmm_int8(at(rowptr), at(col), a.size(0), *rows, at(out), a.size(1), heads, num_threads())
+    return out
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "int8_linear": _int8_linear,
+    "int8_linear_rows": _int8_linear_rows,
+    "spmm_int8": _spmm_int8,
+    "spmm_rows": _spmm_rows,
+    "quantize_times": _quantize_times,
+    "chain_rows": _chain_rows,
+    "int8_grad": _int8_grad,
+    "sddmm_int8": _sddmm_int8,
+}

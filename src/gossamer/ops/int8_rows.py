@@ -1,0 +1,154 @@
+"""Ops whose results leave as int8 rows: the float row is rounded while it is in registers and never reaches memory.
+
+    quantize_times    rows of  x * factor
+    int8_linear_rows  rows of  int8_linear(x, w) * factor                                     (ops/int8_linear.py)
+    spmm_rows         rows of  spmm_int8(graph, x) * factor                                   (ops/spmm_int8.py)
+    chain_rows        rows of  dropout(act(norm(x)))                                          (ops/norm_act.py)
+    chain_keep_rows   the same, beside what backward needs of the chain in few bits           (ops/chain_keep.py)
+    kept_codes        rows of  what those few bits decode to                                  (ops/kept_chain.py)
+
+`factor` is a number per column: a scale that a later product cannot take out of its sum is folded in before rounding.
+Codes and scales are those of quantize_rows (ops/quantize_rows.py) on the float rows, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._library import OPS, define
+from .chain_keep import chain_keep_op, fake_chain_keep
+from .int8_linear import check_product
+from .kept_chain import KEPT, kept_rows
+from .norm_act import check_norm_act, fake_norm_act
+from .quantize_rows import quantize_rows_op
+from .spmm_int8 import check_sum, int8_sum
+
+Rows = tuple[Tensor, Tensor]
+
+
+def _check_factor(factor: Tensor | None, columns: int) -> None:
+    if factor is not None:
+        _checks.dtype_of("factor", factor, (torch.float32,))
+        _checks.shape_of("factor", factor, (columns,), f"[{columns}], one number per column")
+
+
+def _rounded(x: Tensor, factor: Tensor | None, seed: int | None) -> Rows:
+    return quantize_rows_op.reference(x if factor is None else x * factor, seed)
+
+
+def _empty(rows: int, columns: int, like: Tensor) -> Rows:
+    return like.new_empty(rows, columns, dtype=torch.int8), like.new_empty(rows, dtype=torch.float32)
+
+
+def _check_times(x: Tensor, factor: Tensor | None, seed: int | None) -> None:
+    _checks.dtype_of("x", x, (torch.float32,))
+    _checks.shape_of("x", x, (None, None), "[rows, columns]")
+    _check_factor(factor, x.size(1))
+
+
+quantize_times = define(
+    "quantize_times(Tensor x, Tensor? factor, int? seed) -> (Tensor, Tensor)",
+    check=_check_times,
+    reference=_rounded,
+    fake=lambda x, factor, seed: _empty(*x.shape, x),
+)
+
+
+def _check_linear(
+    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, factor: Tensor | None,
+    seed: int | None,
+) -> None:  # fmt: skip
+    check_product(x, x_scale, w, w_scale, bias)
+    _check_factor(factor, w.size(0))
+
+
+def _linear(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Any, factor: Any, seed: Any) -> Rows:
+    return _rounded(OPS["int8_linear"].reference(x, x_scale, w, w_scale, bias), factor, seed)
+
+
+int8_linear_rows = define(
+    "int8_linear_rows(Tensor x, Tensor x_scale, Tensor w, Tensor w_scale, Tensor? bias, Tensor? factor, int? seed) "
+    "-> (Tensor, Tensor)",
+    check=_check_linear,
+    reference=_linear,
+    fake=lambda x, x_scale, w, *rest: _empty(x.size(0), w.size(0), x_scale),
+)
+
+
+def _check_spmm(*args: Any) -> None:
+    *summed, factor, _ = args
+    check_sum(*summed)
+    _check_factor(factor, summed[5].size(1))
+
+
+def _spmm(*args: Any) -> Rows:
+    *summed, factor, seed = args
+    return _rounded(int8_sum(*summed), factor, seed)
+
+
+spmm_rows = define(
+    "spmm_rows(Tensor rowptr, Tensor col, Tensor? value, Tensor scale, Tensor? dst_scale, Tensor codes, "
+    "Tensor? src_scale, Tensor? bias, float root, Tensor? rows, Tensor? factor, int? seed) -> (Tensor, Tensor)",
+    check=_check_spmm,
+    reference=_spmm,
+    fake=lambda rowptr, col, value, scale, dst, codes, *rest: _empty(rowptr.size(0) - 1, codes.size(1), scale),
+)
+
+
+def _check_chain(*args: Any) -> None:
+    check_norm_act(*args[:-1])
+    _checks.dtype_of("x", args[0], (torch.float32,))
+
+
+def _chain(*args: Any) -> tuple[Tensor, ...]:
+    out, mean, var = OPS["norm_act"].reference(*args[:-1])
+    return *_rounded(out, None, args[-1]), mean, var
+
+
+def _chain_fake(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    _, mean, var = fake_norm_act(x, *rest[:-1])
+    return *_empty(*x.shape, x), mean, var
+
+
+chain_rows = define(
+    "chain_rows(Tensor x, Tensor? weight, Tensor? bias, Tensor? mean, Tensor? var, int over, float eps, int act, "
+    "float slope, float p, int seed, int? noise) -> (Tensor, Tensor, Tensor, Tensor)",
+    check=_check_chain,
+    reference=_chain,
+    fake=_chain_fake,
+)
+
+
+def _check_keep(*args: Any) -> None:
+    chain_keep_op.check(*args[:-1], [], [])
+
+
+def _keep(*args: Any) -> tuple[Tensor, ...]:
+    (out,), mean, var, *kept = chain_keep_op.reference(*args[:-1], [], [])
+    return *_rounded(out, None, args[-1]), mean, var, *kept
+
+
+def _keep_fake(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    _, mean, var, *kept = fake_chain_keep(x, *rest[:-1], [], [])
+    return *_empty(*x.shape, x), mean, var, *kept
+
+
+chain_keep_rows = define(
+    "chain_keep_rows(Tensor x, Tensor? weight, Tensor? bias, Tensor? mean, Tensor? var, int over, float eps, int act, "
+    "float slope, float p, int seed, int bits, int block, bool bf16_meta, Tensor? levels, int? noise, int slope_bits, "
+    "int? rounding) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    check=_check_keep,
+    reference=_keep,
+    fake=_keep_fake,
+)
+
+kept_codes = define(
+    f"kept_codes({KEPT}, Tensor? weight, Tensor? bias, bool result) -> (Tensor, Tensor)",
+    check=kept_rows.check,
+    reference=lambda *args: _rounded(kept_rows.reference(*args), None, None),
+    fake=lambda codes, *rest: _empty(rest[4], rest[5], codes),
+)
