@@ -30,7 +30,8 @@ void def_spmm(nb::module_& m, const char* name, Spmm<In, Out> Kernels::* kernel)
                int64_t heads, Address bias, float root, Address rows, Address own_scale, Address x, Address out,
                int64_t cols, int threads) {
         (kernels().*kernel)(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads),
-                            {at<float>(bias), root, at<float>(rows), at<float>(own_scale)}, at<In>(x), at<Out>(out), cols, threads);
+                            {at<float>(bias), root, at<float>(rows), at<float>(own_scale)}, at<In>(x), at<Out>(out),
+                            cols, threads);
       });
 }
 

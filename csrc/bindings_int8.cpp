@@ -52,8 +52,9 @@ void define_int8(nb::module_& m) {
          float eps, Address mean, Address var, int64_t rows, int64_t cols, int act, float slope, double p,
          uint64_t seed, Address codes, Address row_scale, bool stochastic, uint64_t noise, int threads) {
         const ColumnAffine columns = {at<float>(scale), at<float>(shift), at<float>(col_mean), at<float>(col_rstd)};
-        const ChainRows in = {at<float>(x), columns, {at<float>(weight), at<float>(bias), eps}, at<float>(mean),
-                              at<float>(var), 0, rows, cols};
+        const ChainRows in = {
+            at<float>(x), columns, {at<float>(weight), at<float>(bias), eps}, at<float>(mean), at<float>(var), 0,
+            rows,         cols};
         return kernels().chain_rows(in, {act, slope, p, seed}, codes_to(codes, row_scale, 0, stochastic, noise),
                                     threads);
       });
@@ -64,8 +65,8 @@ void define_int8(nb::module_& m) {
   def(m, "sddmm_int8",
       [](Address rowptr, Address col, int64_t n, Address a, Address a_scale, Address b, Address b_scale, Address out,
          int64_t cols, int64_t heads, int threads) {
-        kernels().sddmm_int8(csr(rowptr, col, n), rows_of(a, a_scale), rows_of(b, b_scale), at<float>(out), cols,
-                             heads, threads);
+        kernels().sddmm_int8(csr(rowptr, col, n), rows_of(a, a_scale), rows_of(b, b_scale), at<float>(out), cols, heads,
+                             threads);
       });
 }
 

@@ -87,7 +87,8 @@ static bool chain_sums(const float* dout, KeptChain k, float* partial, float* su
           f32x16 a = splat(0.0f), b = a;
           for (int64_t row = 0; row < count; ++row) {
             const int64_t here = row * cols + c, part = cols - c;
-            const f32x16 g = times_factor(load_part(dout + r * cols + here, part), factor16(k, how, r * cols + here, s.slopes + here, part));
+            const f32x16 g = times_factor(load_part(dout + r * cols + here, part),
+                                          factor16(k, how, r * cols + here, s.slopes + here, part));
             a += g;
             b += g * load_part(s.hat + here, part);
           }
@@ -115,7 +116,8 @@ static bool chain_backward(const float* dout, KeptChain k, const float* scale, c
       for (int64_t row = 0; row < count; ++row)
         for (int64_t c = 0; c < cols; c += kLanes) {
           const int64_t here = row * cols + c, part = cols - c;
-          f32x16 g = times_factor(load_part(dout + r * cols + here, part), factor16(k, how, r * cols + here, s.slopes + here, part));
+          f32x16 g = times_factor(load_part(dout + r * cols + here, part),
+                                  factor16(k, how, r * cols + here, s.slopes + here, part));
           if (scale) g = g * load_part(scale + c, part);
           if (by_hat)
             g = g + load_part(s.hat + here, part) * load_part(by_hat + c, part) + load_part(constant + c, part);
@@ -143,7 +145,8 @@ static bool chain_row_backward(const float* dout, KeptChain k, const float* weig
         for (int64_t c = 0; c < cols; c += kLanes) {
           const int64_t part = cols - c;
           const f32x16 hat = load_part(s.hat + c, part);
-          const f32x16 g = times_factor(load_part(dout + r * cols + c, part), factor16(k, how, r * cols + c, s.slopes + c, part));
+          const f32x16 g =
+              times_factor(load_part(dout + r * cols + c, part), factor16(k, how, r * cols + c, s.slopes + c, part));
           store(sums + c, load<f32x16>(sums + c) + g * hat);
           store(sums + stride + c, load<f32x16>(sums + stride + c) + g);
           const f32x16 h = weight ? g * load_part(weight + c, part) : g;
@@ -184,7 +187,8 @@ static bool chain_decode(KeptChain k, RowAffine f, bool result_kept, float* out,
           f32x16 z = load_part(s.hat + here, part);
           if (f.weight) z = z * load_part(f.weight + c, part);
           if (f.bias) z = z + load_part(f.bias + c, part);
-          put_part(out + r * cols + here, times_factor(z, factor16(k, how, start + here, s.slopes + here, part)), part, false);
+          put_part(out + r * cols + here, times_factor(z, factor16(k, how, start + here, s.slopes + here, part)), part,
+                   false);
         }
     }
   });

@@ -15,7 +15,7 @@ A row scale leaves a sum only where it is constant along it; w is not, so it is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class Spec(NamedTuple):
     """One call: how rows come in, the adjacency, and what is done first."""
 
     entry: Entry
-    first: Literal["products", "multiply", "aggregate"]
+    first: str  # "products", "multiply" or "aggregate"
     adjacency: Adjacency | None = None
 
 
@@ -112,7 +112,8 @@ class _Int8(torch.autograd.Function):
             params: list[Tensor | None] = []
             sums = [ops.column_sums(d) if any(needs[8 + 2 * k] for k in range(count)) else None for d in douts]
             for k, dweight in enumerate(dweights):
-                params += [dweight if needs[7 + 2 * k] else None, sums[min(k, len(sums) - 1)]]
+                own_sum = sums[min(k, len(sums) - 1)]
+                params += [dweight if needs[7 + 2 * k] else None, own_sum if needs[8 + 2 * k] else None]
         own = (dx if needs[0] else None, dnweight if needs[1] else None, dnbias if needs[2] else None)
         return refuse_twice(*own, None, None, douts[0] if needs[5] else None, None, *params)
 
@@ -190,9 +191,12 @@ def products(
 
 def convolve(
     x: Tensor, adjacency: Adjacency, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
-    first: Literal["multiply", "aggregate"], entry: Entry, norm: Norm = NO_NORM, rows: Tensor | None = None,
+    first: str, entry: Entry, norm: Norm = NO_NORM, rows: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Neighbours through the first weight, the nodes themselves through the second; then mean and variance."""
+    """Neighbours through the first weight, the nodes themselves through the second; then mean and variance.
+
+    `first` is "multiply" or "aggregate".
+    """
     return _apply(x, norm, rows, Spec(entry, first, adjacency), weights, biases)
 
 

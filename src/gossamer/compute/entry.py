@@ -66,7 +66,8 @@ def _packed(x: Tensor, plan: Plan) -> tuple[tuple[Tensor | None, ...], tuple[Any
     bits, block, bf16_meta, levels = layout_of(plan.rows, x.size(1), x.device) or (8, x.size(1), False, None)
     codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(x), bf16_meta, levels)
     refuse_nan(zero)
-    kept = Kept(codes, zero, spread, levels, None, *x.shape, bits, block)
+    rows, columns = x.shape
+    kept = Kept(codes, zero, spread, levels, None, rows, columns, bits, block)
     return (*kept.tensors, None, None, None), (*kept.settings, True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,8 @@ def as_float(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.to(F32).contiguous()
 
 
-def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+def contiguous(*tensors: Tensor | None) -> list[Any]:
+    """Each tensor contiguous; None stays None."""
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 

@@ -147,8 +147,9 @@ def _chain_keep_rows(x: Tensor, *args: Any) -> Any:
     found = _keeping(x, *settings)
     if found is None:
         return OPS["chain_keep_rows"].reference(x, *args)
-    to = _RowsTo(*x.shape, rounding)
-    for start, _, tile in _run_tiles(*x.shape, found.group, found.run):
+    rows, columns = x.shape
+    to = _RowsTo(rows, columns, rounding)
+    for start, _, tile in _run_tiles(rows, columns, found.group, found.run):
         to.write(start, tile)
     return to.codes, to.scale, found.mean, found.var, *found.kept
 

@@ -68,8 +68,8 @@ def _spmm_rows(
     seed: int | None,
 ) -> Rows:  # fmt: skip
     rowptr, col, codes, scale, factor = contiguous(rowptr, col, codes, scale, factor)
-    sources = of_sources(scale, src_scale)
-    value, sources, dst_scale, bias, rows = (as_float(t) for t in (value, sources, dst_scale, bias, rows))
+    sources = of_sources(scale, src_scale).float().contiguous()
+    value, dst_scale, bias, rows = (as_float(t) for t in (value, dst_scale, bias, rows))
     to, to_scale = _empty_rows(rowptr.numel() - 1, codes.size(1))
     weights = (at(value), at(sources), at(dst_scale), heads_of(value))
     end = (at(bias), root, at(rows), at(scale))

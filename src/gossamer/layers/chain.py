@@ -213,13 +213,13 @@ class Pending:
         assert self._keeps and self._plan is not None
         plan = self._plan
         return self._through(
-            lambda x, norm, settings: keeping.chain_products(x, *norm, settings, plan, weights, biases)
+            lambda x, norm, settings: keeping.chain_products(*(x, *norm, settings, plan, weights, biases))
         )
 
     def in_int8(self, how: Int8, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """The results of consume(x, entry=..., norm=...), which takes the chain's result as int8 rows."""
+        """The results of consume(x, entry, norm), which takes the chain's result as int8 rows."""
         plan = self._plan if self._keeps else None
-        return self._through(lambda x, norm, settings: consume(x, entry=Entry(how, settings, plan), norm=norm))
+        return self._through(lambda x, norm, settings: consume(x, Entry(how, settings, plan), norm))
 
     def _through(self, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         (norm, act, p), x = self._known, self.x.contiguous()

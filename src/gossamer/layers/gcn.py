@@ -7,7 +7,6 @@ The normalised graph is made once per `edge_index`; it is fixed, so nothing but 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -53,9 +52,8 @@ class GCNConv(pyg.GCNConv):
         graph, value, scale = self._graph(pending.x, edge_index, edge_weight)
         how = int8_of(self)
         if how is not None and self.lin.bias is None and is_fixed(value):
-            given = {"weights": [self.lin.weight], "biases": [self.bias], "first": "multiply"}
-            adjacency = Adjacency(graph, value, scale, scale)
-            return pending.in_int8(how, partial(convolve, adjacency=adjacency, **given))[0]
+            adjacency, one = Adjacency(graph, value, scale, scale), ([self.lin.weight], [self.bias])
+            return pending.in_int8(how, lambda x, *entry: convolve(x, adjacency, *one, "multiply", *entry))[0]
         if not pending.keeps:
             return self(pending.run(), edge_index, edge_weight)
         (h,) = pending.products([self.lin.weight], [self.lin.bias])

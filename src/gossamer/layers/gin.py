@@ -17,12 +17,16 @@ from torch_geometric import nn as pyg
 from .. import ops
 from ..activations.linear import remade
 from ..activations.plan import of as plan_of
+from ..compute.conv import Adjacency, convolve
+from ..compute.plan import of as int8_of
+from ..compute.plan import worth
 from .adjacency import Weighted, graph_of
 from .border import REDUCE, by_pyg, keep_templates, sizes_of
 from .chain import Pending
-from .dense import linear, remakes
+from .dense import entry_of, is_fixed, linear, remakes
 from .models import leading_linear
 from .order import aggregate_first
+from .sage import fixed_adjacency
 
 
 class GINConv(pyg.GINConv):
@@ -34,13 +38,18 @@ class GINConv(pyg.GINConv):
             return super().forward(x, edge_index, size)
         weighted = graph_of(edge_index, sizes_of(x_src, x_dst, edge_index, size))
         first = leading_linear(self.nn) if x_dst is x_src and self.aggr != "max" else None
-        plan = plan_of(self)
+        plan, how = plan_of(self), int8_of(first)
+        fixed = not self.eps.requires_grad and is_fixed(weighted.value)
+        if first is not None and how is not None and worth(x_src) and fixed:
+            order = "aggregate" if aggregate_first(x_src, x_src.size(1), first.weight.size(0), plan) else "multiply"
+            given = ([first.weight], [first.bias], order, entry_of(how, plan, x_src))
+            return self.nn.after_first(convolve(x_src, self._adjacency(weighted), *given)[0])
         if first is None or aggregate_first(x_src, x_src.size(1), first.weight.size(0), plan):
             if first is not None and remakes(plan, x_src, weighted.value) and not self.eps.requires_grad:
                 summed = functools.partial(self._summed, weighted)
                 return self.nn.after_first(remade(lambda x: summed(x, x), x_src, first.weight, first.bias))
             return self.nn(self._summed(weighted, x_src, x_dst))
-        h = linear(x_src, first.weight, None, plan=plan)
+        h = linear(x_src, first.weight, None, plan=plan, how=how)
         return self.nn.after_first(self._summed(weighted, h, h, first.bias))
 
     def after_chain(self, pending: Pending, edge_index: Any) -> Tensor:
@@ -48,9 +57,19 @@ class GINConv(pyg.GINConv):
         first = leading_linear(self.nn) if self.aggr != "max" else None
         if by_pyg(self, pending.x, edge_index) or first is None:
             return self(pending.run(), edge_index)
+        how = int8_of(first)
+        if not pending.keeps and (how is None or self.eps.requires_grad):
+            return self(pending.run(), edge_index)
         weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index))
+        if how is not None and not self.eps.requires_grad and is_fixed(weighted.value):
+            adjacency, one = self._adjacency(weighted), ([first.weight], [first.bias])
+            (h,) = pending.in_int8(how, lambda x, *entry: convolve(x, adjacency, *one, "multiply", *entry))
+            return self.nn.after_first(h)
         (h,) = pending.products([first.weight], [None])
         return self.nn.after_first(self._summed(weighted, h, h, first.bias))
+
+    def _adjacency(self, weighted: Weighted) -> Adjacency:
+        return fixed_adjacency(weighted, REDUCE[self.aggr], 1.0 + float(self.eps))
 
     def _summed(self, weighted: Weighted, x_src: Tensor, x_dst: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """The sum over neighbours, plus 1 + eps times the node's own row, plus a bias."""

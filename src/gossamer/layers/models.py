@@ -4,7 +4,6 @@ dropout run as one (chain.py).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -71,7 +70,7 @@ def _multiplied(lin: Any, x: Any) -> Any:
         return lin(x)
     how = int8_of(lin) if is_plain(lin) else None
     if how is not None:
-        return x.in_int8(how, functools.partial(int8_products, weights=[lin.weight], biases=[lin.bias]))[0]
+        return x.in_int8(how, lambda x, *entry: int8_products(x, [lin.weight], [lin.bias], *entry))[0]
     return x.products([lin.weight], [lin.bias])[0] if x.keeps and is_plain(lin) else lin(x.run())
 
 

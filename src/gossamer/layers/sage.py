@@ -20,11 +20,20 @@ from ..activations.linear import of_neighbours, products
 from ..activations.neighbours import neighbour_sum
 from ..activations.plan import Plan
 from ..activations.plan import of as plan_of
+from ..compute.conv import Adjacency, convolve
+from ..compute.plan import Int8, worth
+from ..compute.plan import of as int8_of
 from .adjacency import Weighted, graph_of
 from .border import REDUCE, Reduce, by_pyg, keep_templates, sizes_of
 from .chain import Pending
-from .dense import apply_linear, is_plain, linear, remakes
+from .dense import apply_linear, entry_of, is_fixed, is_plain, linear, remakes
 from .order import aggregate_first
+
+
+def fixed_adjacency(weighted: Weighted, reduce: Reduce, root: float = 0.0) -> Adjacency:
+    """Sum or mean of neighbours, as int8 products take it."""
+    graph, value, _ = weighted
+    return Adjacency(graph, value, None, graph.inverse_degree if reduce == "mean" else None, root)
 
 
 def neighbours_and_root(
@@ -33,12 +42,29 @@ def neighbours_and_root(
     """aggregate(x_src) through `own`, plus x_dst through `root`."""
     (graph, value, _), (x_src, x_dst) = weighted, pair
     plan = plan_of(own) if isinstance(own, nn.Module) else None
+    how = int8_of(own)
+    if how is not None and reduce != "max" and is_plain(own) and worth(x_src) and is_fixed(value):
+        return _in_int8(weighted, reduce, pair, own, root, how, plan)
     if plan is not None and plan.worth(x_src) and reduce != "max" and is_plain(own):
         return _keeping_little(weighted, reduce, pair, own, root, plan)
     rooted = apply_linear(root, x_dst) if root is not None and x_dst is not None else None
     if reduce == "max" or not is_plain(own) or aggregate_first(x_src, x_src.size(1), own.weight.size(0)):
         return apply_linear(own, neighbour_sum(graph, x_src, value, reduce), rows=rooted)
     return neighbour_sum(graph, linear(x_src, own.weight, None), value, reduce, own.bias, rooted)
+
+
+def _in_int8(
+    weighted: Weighted, reduce: Reduce, pair: tuple[Tensor, Tensor | None], own: Any, root: Any, how: Int8,
+    plan: Plan | None,
+) -> Tensor:  # fmt: skip
+    x_src, x_dst = pair
+    together = x_dst is x_src and root is not None and is_plain(root) and int8_of(root) is not None
+    rows = apply_linear(root, x_dst) if root is not None and x_dst is not None and not together else None
+    lins = [own, root] if together else [own]
+    first = "aggregate" if aggregate_first(x_src, x_src.size(1), own.weight.size(0), plan) else "multiply"
+    weights, biases = [lin.weight for lin in lins], [lin.bias for lin in lins]
+    adjacency = fixed_adjacency(weighted, reduce)
+    return convolve(x_src, adjacency, weights, biases, first, entry_of(how, plan, x_src), rows=rows)[0]
 
 
 def _keeping_little(
@@ -59,10 +85,19 @@ def _keeping_little(
     return neighbour_sum(graph, h, value, reduce, own.bias, rooted, plan=plan)
 
 
+def _together(pending: Pending, own: Any) -> bool:
+    """Whether the chain may wait for these products."""
+    return pending.keeps or int8_of(own) is not None
+
+
 def _after_chain(conv: Any, weighted: Weighted, pending: Pending, own: Any, root: Any) -> Tensor:
     graph, value, _ = weighted
     roots = [root] if root is not None else []
     weights = [own.weight, *(r.weight for r in roots)]
+    how = int8_of(own)
+    if how is not None and is_fixed(value):
+        adjacency, biases = fixed_adjacency(weighted, REDUCE[conv.aggr]), [own.bias, *(r.bias for r in roots)]
+        return pending.in_int8(how, lambda x, *entry: convolve(x, adjacency, weights, biases, "multiply", *entry))[0]
     h, *rooted = pending.products(weights, [None, *(r.bias for r in roots)])
     own_rows = rooted[0] if rooted else None
     return neighbour_sum(graph, h, value, REDUCE[conv.aggr], own.bias, own_rows, plan=plan_of(conv))
@@ -86,7 +121,7 @@ class SAGEConv(pyg.SAGEConv):
         """forward(pending.run(), ...), with the products made while the chain's result is in the cache."""
         root: Any = self.lin_r if self.root_weight else None
         plain = is_plain(self.lin_l) and (root is None or is_plain(root)) and REDUCE[self.aggr] != "max"
-        if by_pyg(self, pending.x, edge_index) or not plain or self.project:
+        if by_pyg(self, pending.x, edge_index) or not plain or self.project or not _together(pending, self.lin_l):
             return self(pending.run(), edge_index)
         weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index))
         out = _after_chain(self, weighted, pending, self.lin_l, root)
@@ -106,7 +141,7 @@ class GraphConv(pyg.GraphConv):
     def after_chain(self, pending: Pending, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """forward(pending.run(), ...), with the products made while the chain's result is in the cache."""
         plain = is_plain(self.lin_rel) and is_plain(self.lin_root) and REDUCE[self.aggr] != "max"
-        if by_pyg(self, pending.x, edge_index) or not plain:
+        if by_pyg(self, pending.x, edge_index) or not plain or not _together(pending, self.lin_rel):
             return self(pending.run(), edge_index, edge_weight)
         weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index), edge_weight)
         return _after_chain(self, weighted, pending, self.lin_rel, self.lin_root)

@@ -44,6 +44,10 @@ def _empty(rows: int, columns: int, like: Tensor) -> Rows:
     return like.new_empty(rows, columns, dtype=torch.int8), like.new_empty(rows, dtype=torch.float32)
 
 
+def _empty_like(x: Tensor) -> Rows:
+    return _empty(x.size(0), x.size(1), x)
+
+
 def _check_times(x: Tensor, factor: Tensor | None, seed: int | None) -> None:
     _checks.dtype_of("x", x, (torch.float32,))
     _checks.shape_of("x", x, (None, None), "[rows, columns]")
@@ -54,7 +58,7 @@ quantize_times = define(
     "quantize_times(Tensor x, Tensor? factor, int? seed) -> (Tensor, Tensor)",
     check=_check_times,
     reference=_rounded,
-    fake=lambda x, factor, seed: _empty(*x.shape, x),
+    fake=lambda x, factor, seed: _empty_like(x),
 )
 
 
@@ -111,7 +115,7 @@ def _chain(*args: Any) -> tuple[Tensor, ...]:
 
 def _chain_fake(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     _, mean, var = fake_norm_act(x, *rest[:-1])
-    return *_empty(*x.shape, x), mean, var
+    return *_empty_like(x), mean, var
 
 
 chain_rows = define(
@@ -133,8 +137,8 @@ def _keep(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _keep_fake(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    _, mean, var, *kept = fake_chain_keep(x, *rest[:-1], [], [])
-    return *_empty(*x.shape, x), mean, var, *kept
+    _, mean, var, *kept = fake_chain_keep(*(x, *rest[:-1], [], []))
+    return *_empty_like(x), mean, var, *kept
 
 
 chain_keep_rows = define(
