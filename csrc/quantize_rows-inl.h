@@ -13,10 +13,11 @@ GOSSAMER_INLINE float absmax(const float* x, int64_t n) {  // NaN if any element
   return best >= 0x7f800000 ? __builtin_nanf("") : bits_of<float>(best);
 }
 
+// |t| is at most 127 up to rounding: only floor(t + u) can leave the range of codes.
 template <bool Stochastic>
 GOSSAMER_INLINE i32x16 round_codes(f32x16 t, Key key, uint64_t index) {
-  const i32x16 top = splat(int32_t(kCodeMax));
-  const i32x16 q = Stochastic ? floor_int(t + random_unit(key, index)) : nearest_int(t);
+  if (!Stochastic) return nearest_int(t);
+  const i32x16 top = splat(int32_t(kCodeMax)), q = floor_int(t + random_unit(key, index));
   return maximum(minimum(q, top), splat(-int32_t(kCodeMax)));
 }
 
@@ -30,11 +31,13 @@ static void quantize_row(const float* x, int8_t* codes, float* scale, int64_t co
     if (cols > 0) std::memset(codes, 0, size_t(cols));
     return;
   }
+  const auto rounded = [&](int64_t at) {
+    return round_codes<Stochastic>(load<f32x16>(x + at) * inverse, key, index + uint64_t(at));
+  };
   int64_t c = 0;
-  for (; c + kLanes <= cols; c += kLanes) {
-    const i32x16 q = round_codes<Stochastic>(load<f32x16>(x + c) * inverse, key, index + uint64_t(c));
-    narrow(codes + c, q);
-  }
+  for (; c + 4 * kLanes <= cols; c += 4 * kLanes)
+    narrow64(codes + c, rounded(c), rounded(c + kLanes), rounded(c + 2 * kLanes), rounded(c + 3 * kLanes));
+  for (; c + kLanes <= cols; c += kLanes) narrow(codes + c, rounded(c));
   if (c < cols) {
     float tail[kLanes] = {};
     std::memcpy(tail, x + c, size_t(cols - c) * sizeof(float));

@@ -157,8 +157,13 @@ GOSSAMER_INLINE f32x16 to_float(i32x16 v) { return convert<float>(v); }
 GOSSAMER_INLINE i32x16 truncate(f32x16 v) { return convert<int32_t>(v); }
 // floor for |v| < 2^31, and rounding to the nearest even integer for |v| < 2^22.
 GOSSAMER_INLINE i32x16 floor_int(f32x16 v) {
+#if defined(__AVX512F__)
+  constexpr int down = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  return {bits_of<i32x16::Part>(_mm512_cvt_roundps_epi32(bits_of<__m512>(v.part[0]), down))};
+#else
   const i32x16 t = truncate(v);
   return t + (to_float(t) > v);  // true is -1
+#endif
 }
 GOSSAMER_INLINE i32x16 nearest_int(f32x16 v) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low mantissa bits
@@ -293,6 +298,9 @@ GOSSAMER_INLINE T max_lanes(Vec<T> v) {
   for (int k = 1; k < kLanes; ++k) a[0] = max_of(a[0], a[k]);
   return a[0];
 }
+#if defined(__AVX512F__)
+GOSSAMER_INLINE int32_t max_lanes(i32x16 v) { return _mm512_reduce_max_epi32(bits_of<__m512i>(v.part[0])); }
+#endif
 template <typename T>
 GOSSAMER_INLINE T min_lanes(Vec<T> v) {
   T a[kLanes];

@@ -38,23 +38,25 @@ GOSSAMER_INLINE float edge_weight(const EdgeWeight& w, int64_t edge, int64_t hea
   return w.src_scale ? weight * w.src_scale[j] : weight;
 }
 
+// V vectors of one row; the last begins at column `last`, and may repeat columns of the one before it.
 template <int V, typename In, typename Out>
 GOSSAMER_INLINE void spmm_tile(const Csr& a, const EdgeWeight& w, RowEdges row, RowAdd<In> end, int64_t head,
-                               const In* x, int64_t cols, Out* out) {
+                               const In* x, int64_t cols, Out* out, int last) {
+  const auto column = [last](int v) { return v + 1 < V ? v * kLanes : last; };
   f32x16 acc[V];
 #pragma GCC unroll 16
   for (int v = 0; v < V; ++v) acc[v] = splat(0.0f);
   for (int64_t e = row.begin; e < row.end; ++e) {
     const int64_t ahead = e + kPrefetchEdges;
-    if (ahead < row.nnz) prefetch_bytes(x + int64_t(a.col[ahead]) * cols, V * kLanes * sizeof(In));
+    if (ahead < row.nnz) prefetch_bytes(x + int64_t(a.col[ahead]) * cols, (last + kLanes) * sizeof(In));
     const int32_t j = a.col[e];
     const float weight = edge_weight(w, e, head, j);
     const In* xj = x + int64_t(j) * cols;
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) acc[v] += load_float(xj + v * kLanes) * weight;
+    for (int v = 0; v < V; ++v) acc[v] += load_float(xj + column(v)) * weight;
   }
 #pragma GCC unroll 16
-  for (int v = 0; v < V; ++v) put(out + v * kLanes, add16(end, acc[v] * row.dst_scale, v * kLanes), row.streaming);
+  for (int v = 0; v < V; ++v) put(out + column(v), add16(end, acc[v] * row.dst_scale, column(v)), row.streaming);
 }
 
 template <typename In, typename Out>
@@ -88,15 +90,26 @@ static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row
                       end_of_row.rows ? end_of_row.rows + i * cols + c : nullptr};
   };
   int64_t c = begin;
-#define GOSSAMER_TILES(V)                                             \
-  for (; V <= kTileVectors && end - c >= V * kLanes; c += V * kLanes) \
-  spmm_tile<(V <= kTileVectors ? V : 1)>(a, w, row, add(c), head, x + c, cols, out + c)
-  GOSSAMER_TILES(16);
-  GOSSAMER_TILES(8);
-  GOSSAMER_TILES(4);
-  GOSSAMER_TILES(2);
-  GOSSAMER_TILES(1);
-#undef GOSSAMER_TILES
+  while (end - c >= kLanes) {
+    const int vectors = int(min_of<int64_t>(kTileVectors, ceil_div(end - c, kLanes)));
+    const int width = int(min_of<int64_t>(vectors * kLanes, end - c));
+    switch (vectors) {
+#define GOSSAMER_TILE(V)                                                                                   \
+  case V:                                                                                                  \
+    spmm_tile<(V <= kTileVectors ? V : 1)>(a, w, row, add(c), head, x + c, cols, out + c, width - kLanes); \
+    break
+      GOSSAMER_TILE(1);
+      GOSSAMER_TILE(2);
+      GOSSAMER_TILE(3);
+      GOSSAMER_TILE(4);
+      GOSSAMER_TILE(5);
+      GOSSAMER_TILE(6);
+      GOSSAMER_TILE(7);
+      GOSSAMER_TILE(8);
+#undef GOSSAMER_TILE
+    }
+    c += width;
+  }
   if (c < end) spmm_tail(a, w, row, add(c), head, x + c, cols, out + c, int(end - c));
 }
 

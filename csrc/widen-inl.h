@@ -54,4 +54,18 @@ GOSSAMER_INLINE void narrow(T* to, i32x16 v) {
   for (int k = 0; k < kLanes; ++k) to[k] = T(wide[k]);
 }
 #endif
+// Sixty-four of them; values fit.
+GOSSAMER_INLINE void narrow64(int8_t* to, i32x16 a, i32x16 b, i32x16 c, i32x16 d) {
+#if defined(__AVX512BW__)
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i low = _mm512_packs_epi32(bits_of<__m512i>(a.part[0]), bits_of<__m512i>(b.part[0]));
+  const __m512i high = _mm512_packs_epi32(bits_of<__m512i>(c.part[0]), bits_of<__m512i>(d.part[0]));
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
+#else
+  narrow(to, a);
+  narrow(to + kLanes, b);
+  narrow(to + 2 * kLanes, c);
+  narrow(to + 3 * kLanes, d);
+#endif
+}
 GOSSAMER_INLINE void narrow_bytes(uint8_t* to, i32x16 v) { narrow(reinterpret_cast<int8_t*>(to), v); }
