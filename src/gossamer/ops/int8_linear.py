@@ -78,11 +78,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, x_scale, w, w_scale = ctx.saved_tensors
     dx_scale = dw_scale = None
-    if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
+    needs = (*ctx.needs_input_grad, False)  # torch leaves out a last argument that equals its default
+    if needs[1] or needs[3]:
         weighted = _products(x, w) * dy
         dx_scale = (weighted * w_scale).sum(1)
         dw_scale = (weighted * x_scale.unsqueeze(1)).sum(0)
-    needs = ctx.needs_input_grad
     return None, dx_scale, None, dw_scale, dy.sum(0) if needs[4] else None, dy if needs[5] else None
 
 

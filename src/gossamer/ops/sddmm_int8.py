@@ -29,8 +29,11 @@ def _check(rowptr: Tensor, col: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b
     _checks.csr(rowptr, col, b.size(0))
     if heads < 1 or a.size(1) % heads:
         raise ValueError(f"`heads` must divide the number of columns, {a.size(1)} (got {heads})")
-    if a.size(1) // heads > MAX_COLUMNS:
-        raise ValueError(f"`a` must have at most {MAX_COLUMNS} columns to a head, or int32 sums overflow")
+    width = a.size(1) // heads
+    if width > MAX_COLUMNS:
+        raise ValueError(
+            f"`a` must have at most {MAX_COLUMNS} columns to a head, or int32 sums overflow (got {width}); split it"
+        )
 
 
 def _reference(

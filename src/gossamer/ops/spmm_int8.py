@@ -56,7 +56,7 @@ def int8_sum(
     out = weighted_sum(rowptr, col, value, of_sources(scale, src_scale), dst_scale, wide)
     out = out if root == 0 else out + wide * (root * scale).unsqueeze(1)
     out = out if rows is None else out + rows
-    return out if bias is None else out + bias
+    return (out if bias is None else out + bias).to(torch.float32)
 
 
 def _fake(rowptr: Tensor, col: Tensor, value: Any, scale: Tensor, dst_scale: Any, codes: Tensor, *rest: Any) -> Tensor:
@@ -75,7 +75,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, value, scale, dst_scale, codes, src_scale = ctx.saved_tensors
     dvalue = dscale = None
     rows = codes.to(torch.float32)
-    needs = ctx.needs_input_grad
+    needs = (*ctx.needs_input_grad, *[False] * 4)  # torch leaves out last arguments that equal their defaults
     if needs[2]:
         by_source = of_sources(scale, src_scale)
         dvalue = edge_gradient(rowptr, col, value, by_source, dst_scale, rows, dout, (None, None, None))
