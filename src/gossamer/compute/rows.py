@@ -45,8 +45,11 @@ class Weight(NamedTuple):
 
     @property
     def folded(self) -> Tensor:
-        """What gradients are multiplied by before they are rounded: the scales, but 1 for outputs that are zero."""
-        return torch.where(self.scale == 0, 1.0, self.scale)
+        """What gradients are multiplied by before they are rounded: the scales; for outputs that are zero the largest,
+        as 1 would be so much larger that the others' gradients were lost in the step of their row.
+        """
+        top = self.scale.max() if len(self.scale) else self.scale.new_ones(())
+        return torch.where(self.scale == 0, torch.where(top > 0, top, 1.0), self.scale)
 
     def forward(self, x: Rows, bias: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         return ops.int8_linear(*x, self.codes, self.scale, bias, rows)

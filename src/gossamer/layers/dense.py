@@ -26,7 +26,7 @@ def linear(
     how: Int8 | None = None,
 ) -> Tensor:  # fmt: skip
     """x W^T + bias + rows; our op where its result is large enough for pooled pages to pay, or keeps few bits."""
-    if how is not None and worth(x):
+    if how is not None and worth(x) and weight.dtype == torch.float32:
         return int8_products(x, [weight], [bias], entry_of(how, plan, x), rows=rows)[0]
     if plan is not None and keeps_little(plan, x):
         return products(x, [weight], [bias], plan, rows)[0]

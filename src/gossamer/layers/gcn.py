@@ -34,7 +34,7 @@ class GCNConv(pyg.GCNConv):
             return super().forward(x, edge_index, edge_weight)
         graph, value, scale = self._graph(x, edge_index, edge_weight)
         linear = is_plain(self.lin) and self.lin.bias is None  # A (X W) = (A X) W holds for nothing else
-        plan, how = plan_of(self), int8_of(self)
+        plan, how = plan_of(self), int8_of(self.lin)
         if how is not None and linear and worth(x) and is_fixed(value):
             first = "aggregate" if aggregate_first(x, x.size(1), self.out_channels, plan) else "multiply"
             adjacency = Adjacency(graph, value, scale, scale)
@@ -50,7 +50,7 @@ class GCNConv(pyg.GCNConv):
         if by_pyg(self, pending.x, edge_index) or not is_plain(self.lin):
             return self(pending.run(), edge_index, edge_weight)
         graph, value, scale = self._graph(pending.x, edge_index, edge_weight)
-        how = int8_of(self)
+        how = int8_of(self.lin)
         if how is not None and self.lin.bias is None and is_fixed(value):
             adjacency, one = Adjacency(graph, value, scale, scale), ([self.lin.weight], [self.bias])
             return pending.in_int8(how, lambda x, *entry: convolve(x, adjacency, *one, "multiply", *entry))[0]

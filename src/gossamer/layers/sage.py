@@ -85,17 +85,17 @@ def _keeping_little(
     return neighbour_sum(graph, h, value, reduce, own.bias, rooted, plan=plan)
 
 
-def _together(pending: Pending, own: Any) -> bool:
-    """Whether the chain may wait for these products."""
-    return pending.keeps or int8_of(own) is not None
+def _int8_together(weighted: Weighted, own: Any, root: Any) -> Int8 | None:
+    """How both products compute in int8 behind a chain; None if one of them does not, or edge weights are learned."""
+    all_int8 = is_fixed(weighted.value) and (root is None or int8_of(root) is not None)
+    return int8_of(own) if all_int8 else None
 
 
-def _after_chain(conv: Any, weighted: Weighted, pending: Pending, own: Any, root: Any) -> Tensor:
+def _after_chain(conv: Any, weighted: Weighted, pending: Pending, own: Any, root: Any, how: Int8 | None) -> Tensor:
     graph, value, _ = weighted
     roots = [root] if root is not None else []
     weights = [own.weight, *(r.weight for r in roots)]
-    how = int8_of(own)
-    if how is not None and is_fixed(value):
+    if how is not None:
         adjacency, biases = fixed_adjacency(weighted, REDUCE[conv.aggr]), [own.bias, *(r.bias for r in roots)]
         return pending.in_int8(how, lambda x, *entry: convolve(x, adjacency, weights, biases, "multiply", *entry))[0]
     h, *rooted = pending.products(weights, [None, *(r.bias for r in roots)])
@@ -121,10 +121,13 @@ class SAGEConv(pyg.SAGEConv):
         """forward(pending.run(), ...), with the products made while the chain's result is in the cache."""
         root: Any = self.lin_r if self.root_weight else None
         plain = is_plain(self.lin_l) and (root is None or is_plain(root)) and REDUCE[self.aggr] != "max"
-        if by_pyg(self, pending.x, edge_index) or not plain or self.project or not _together(pending, self.lin_l):
+        if by_pyg(self, pending.x, edge_index) or not plain or self.project:
             return self(pending.run(), edge_index)
         weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index))
-        out = _after_chain(self, weighted, pending, self.lin_l, root)
+        how = _int8_together(weighted, self.lin_l, root)
+        if how is None and not pending.keeps:
+            return self(pending.run(), edge_index)
+        out = _after_chain(self, weighted, pending, self.lin_l, root, how)
         return functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
 
@@ -141,7 +144,10 @@ class GraphConv(pyg.GraphConv):
     def after_chain(self, pending: Pending, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """forward(pending.run(), ...), with the products made while the chain's result is in the cache."""
         plain = is_plain(self.lin_rel) and is_plain(self.lin_root) and REDUCE[self.aggr] != "max"
-        if by_pyg(self, pending.x, edge_index) or not plain or not _together(pending, self.lin_rel):
+        if by_pyg(self, pending.x, edge_index) or not plain:
             return self(pending.run(), edge_index, edge_weight)
         weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index), edge_weight)
-        return _after_chain(self, weighted, pending, self.lin_rel, self.lin_root)
+        how = _int8_together(weighted, self.lin_rel, self.lin_root)
+        if how is None and not pending.keeps:
+            return self(pending.run(), edge_index, edge_weight)
+        return _after_chain(self, weighted, pending, self.lin_rel, self.lin_root, how)

@@ -1,0 +1,139 @@
+"""What the tests of int8 training share: the straight-through function in float64, predicted noise, graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import gossamer as gs
+from gossamer import ops
+from gossamer.compute.conv import Adjacency
+from gossamer.compute.rows import Rows
+
+UNIT = 2.0**-24
+"""Half the distance between 1 and the next float32: what one rounding may cost, relatively."""
+CODE_MAX = 127
+
+
+def tensors(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def random_graph(num_src: int, num_dst: int, num_edges: int, weighted: bool = False, seed: int = 0) -> gs.Graph:
+    generator = torch.Generator().manual_seed(seed)
+    ends = [torch.randint(0, count, (num_edges,), generator=generator) for count in (num_src, num_dst)]
+    value = torch.rand(num_edges, generator=generator) + 0.1 if weighted else None
+    return gs.Graph.from_edge_index(torch.stack(ends), (num_src, num_dst), value)
+
+
+def decoded(rows: Sequence[Tensor]) -> Tensor:
+    codes, scale = rows
+    return codes.double() * scale.double().unsqueeze(1)
+
+
+def dense_of(adjacency: Adjacency) -> Tensor:
+    """[num_dst, num_src] in float64, factors of both ends and the own row included."""
+    graph = adjacency.graph
+    src, dst = graph.edge_index
+    value = graph.value if adjacency.value is None else adjacency.value
+    weight = torch.ones(len(src), dtype=torch.float64) if value is None else value.double()
+    matrix = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.float64).index_put_((dst, src), weight, True)
+    matrix = matrix if adjacency.dst_scale is None else matrix * adjacency.dst_scale.double().unsqueeze(1)
+    matrix = matrix if adjacency.src_scale is None else matrix * adjacency.src_scale.double()
+    return matrix + adjacency.root * torch.eye(*matrix.shape, dtype=torch.float64) if adjacency.root else matrix
+
+
+def as_rows(value: Tensor, rows: Sequence[Tensor]) -> Tensor:
+    """`value` rounded to these rows, straight through; they are within half a step of it."""
+    found, step = decoded(rows), rows[1].double().unsqueeze(1)
+    assert bool(((found - value.detach()).abs() <= step / 2 * (1 + 1e-3)).all())
+    return value + (found - value).detach()
+
+
+class Exact(NamedTuple):
+    """The straight-through function in float64: result, gradients of x, weights and biases, sums of magnitudes."""
+
+    out: Tensor
+    dx: Tensor
+    dweights: list[Tensor]
+    dbiases: list[Tensor]
+    size: Tensor
+
+
+def exact(
+    x: Tensor, adjacency: Adjacency | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], first: str,
+    dout: Tensor, rows: Tensor | None = None,
+) -> Exact:  # fmt: skip
+    """y and its gradients, every operand replaced by what its int8 rows decode to."""
+    x_rows, w_rows = ops.quantize_rows(x.detach()), [ops.quantize_rows(w.detach()) for w in weights]
+    xs = decoded(x_rows).requires_grad_()
+    ws = [decoded(w).requires_grad_() for w in w_rows]
+    bs = [None if b is None else b.detach().double().requires_grad_() for b in biases]
+    if adjacency is None:
+        out, size = xs @ ws[0].t(), xs.abs() @ ws[0].abs().t()
+    elif first == "multiply":
+        h = as_rows(xs @ ws[0].t(), ops.int8_linear_rows(*x_rows, *w_rows[0], None, None, None))
+        matrix = dense_of(adjacency)
+        out, size = matrix @ h, matrix.abs() @ h.abs()
+    else:
+        matrix = dense_of(adjacency)
+        z = as_rows(matrix @ xs, adjacency.sum_rows(Rows(*x_rows), None))
+        out, size = z @ ws[0].t(), z.abs() @ ws[0].abs().t()
+    for more, less in ((xs @ w.t(), xs.abs() @ w.abs().t()) for w in ws[1:]):
+        out, size = out + more, size + less
+    for each in (*bs, None if rows is None else rows.detach().double()):
+        out, size = (out, size) if each is None else (out + each, size + each.abs())
+    there = [b for b in bs if b is not None]
+    dx, *grads = torch.autograd.grad(out, [xs, *ws, *there], dout.double())
+    return Exact(out.detach(), dx, grads[: len(ws)], grads[len(ws) :], size.detach())
+
+
+def assert_near(found: Tensor, truth: Tensor, size: Tensor, terms: int) -> None:
+    """Sums of `terms` float32 products, whose magnitudes sum up to `size`, each rounded once more by its scale."""
+    assert found.dtype == torch.float32 and found.shape == truth.shape
+    off, allowed = (found.double() - truth).abs(), (terms + 8) * UNIT * size
+    assert bool((off <= allowed).all()), f"off by {float((off / allowed).max()):.3g} of what is allowed"
+
+
+def assert_unbiased(draw: Callable[[], Sequence[Tensor]], truth: Sequence[Tensor], count: int = 150) -> None:
+    """The mean of many draws is the truth: each element, and all together, as near as their variance says.
+
+    A z-score per element: of 10,000 elements none is beyond 5.5 (probability 4e-8 each). Their squares sum up to the
+    number of elements; 1.5 times that is many standard deviations away for the hundreds of elements here, and a bias
+    of a third of the noise of the mean adds as much.
+    """
+    draws = [[t.detach().double() for t in draw()] for _ in range(count)]
+    for each, want in zip(zip(*draws, strict=True), truth, strict=True):
+        stacked = torch.stack(each)
+        mean, variance = stacked.mean(0), stacked.var(0)
+        noise = (variance.mean() / count).sqrt()  # elements of which no rounding was seen yet have no variance
+        off = (mean - want) / ((variance / count).sqrt() + 0.1 * noise + 1e-6 * want.abs().max())
+        assert float(off.abs().max()) < 5.5
+        assert (
+            float((mean - want).square().mean()) < 1.5 * float(noise.square()) + (1e-6 * float(want.abs().max())) ** 2
+        )
+        assert float(variance.sum()) > 1e-9 * float(want.square().sum())  # else nothing was tested
+
+
+def nsr(found: Tensor, truth: Tensor) -> float:
+    """Noise energy over signal energy."""
+    return float((found.detach().double() - truth.double()).square().sum() / truth.double().square().sum())
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.cosine_similarity(a.detach().double().flatten(), b.detach().double().flatten(), dim=0))
+
+
+def predicted(x: Tensor, stochastic: bool, by_column_of: int | None = None) -> float:
+    """nsr of x in int8 rows: phi s^2 / 12 per element to nearest, / 6 stochastically; s = max / 127 of the row.
+
+    Or of columns in chunks of `by_column_of` rows.
+    """
+    x = x.detach().double()
+    groups = [x] if by_column_of is None else [chunk.t() for chunk in x.split(by_column_of)]
+    noise = [((g.abs().amax(1) / CODE_MAX).square() * (g != 0).sum(1)).sum() for g in groups]
+    return float(sum(noise) / (6 if stochastic else 12) / x.square().sum())
