@@ -7,7 +7,7 @@ from torch.library import opcheck
 from gossamer.ops import OPS, int8_linear
 from gossamer.ops.int8_linear import MAX_COLUMNS
 
-from .compare import UNIT, assert_sums_agree, on_baseline, same, same_bits, with_gradients
+from .compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same, same_bits, with_gradients
 from .test_spmm import rand
 from .test_spmm_int8 import codes_of
 
@@ -110,6 +110,58 @@ def test_gradients_equal_those_of_the_reference(shape, isa):
     assert torch.equal(dbias, torch.full((shape[2],), float(shape[0])))
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_are_added_last(shape, isa):
+    *codes, bias = operands(*shape)
+    rows = rand(shape[0], shape[2], seed=5) * 100
+    for args in ((*codes, bias), (*codes, None)):
+        y = int8_linear(*args, rows)
+        assert same(y, OPS["int8_linear"].reference(*args, rows))
+        assert same(y, int8_linear(*args) + rows)
+
+
+def test_rows_at_every_width(isa):
+    for outputs in range(1, 131):
+        args, rows = operands(7, 5, outputs), rand(7, outputs, seed=5)
+        strided = torch.stack([rows, rows], -1)[..., 0]
+        unaligned = torch.cat([rows.flatten()[:1], rows.flatten()])[1:].view(rows.shape)
+        want = OPS["int8_linear"].reference(*args, rows)
+        for given in (rows, strided, unaligned):
+            assert same(int8_linear(*args, given), want), outputs
+
+
+def test_rows_too_many_for_the_caches(isa):
+    """A result that is written past them."""
+    args, rows = operands(2**17, 1, 64), rand(2**17, 64, seed=5)
+    assert torch.equal(int8_linear(*args, rows), OPS["int8_linear"].reference(*args, None) + rows)
+
+
+def test_same_bits_with_rows_for_every_thread_count(isa, threads):
+    args, rows = operands(300, 130, 70), rand(300, 70, seed=5)
+    assert same_bits(int8_linear(*args, rows), on_baseline(lambda: int8_linear(*args, rows)))
+
+
+def test_what_is_not_finite_in_rows_stays_where_it_is(isa):
+    args, rows = operands(5, 7, 20), torch.zeros(5, 20)
+    rows[1, 18], rows[4, 0] = torch.nan, torch.inf
+    y = int8_linear(*args, rows)
+    assert y[1, 18].isnan() and y[4, 0] == torch.inf and int((~y.isfinite()).sum()) == 2
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (13, 65, 17), (0, 3, 4), (4, 0, 5), (4, 5, 0)])
+def test_gradients_with_rows(shape):
+    """The gradient of rows is that of the result; all others are as without them."""
+    x, x_scale, w, w_scale, bias = operands(*shape)
+    rows = rand(shape[0], shape[2], seed=5)
+
+    def run(a, b, c, rows=None):
+        return int8_linear(x, a, w, b, c, rows)
+
+    y, (*others, drows) = with_gradients(run, [x_scale, w_scale, bias, rows], random_cotangent)
+    _, alone = with_gradients(run, [x_scale, w_scale, bias], random_cotangent)
+    assert torch.equal(drows, random_cotangent(y)) and same(others, alone)
+
+
 def test_result_approximates_the_float_product():
     """Both operands rounded to a step s: a term x w is off by at most (s_x |w| + s_w |x| + s_x s_w / 2) / 2."""
     from gossamer.ops import quantize_rows
@@ -126,6 +178,7 @@ def test_opcheck():
     leaves = [t.requires_grad_() for t in (x_scale, w_scale, bias)]
     opcheck(OPS["int8_linear"].overload, (x, leaves[0], w, leaves[1], leaves[2]))
     opcheck(OPS["int8_linear"].overload, (x, x_scale.detach(), w, w_scale.detach(), None))
+    opcheck(OPS["int8_linear"].overload, (x, *leaves[:1], w, *leaves[1:], rand(4, 5).requires_grad_()))
 
 
 X, W = codes_of(2, 3), codes_of(4, 3)
@@ -143,6 +196,9 @@ X, W = codes_of(2, 3), codes_of(4, 3)
         (ValueError, "`bias`.*\\[4\\]", (X, rand(2), W, rand(4), rand(3))),
         (TypeError, "`x_scale`.*float64", (X, rand(2).double(), W, rand(4))),
         (TypeError, "`bias`.*bfloat16", (X, rand(2), W, rand(4), rand(4).bfloat16())),
+        (TypeError, "`rows`.*float32.*float64", (X, rand(2), W, rand(4), None, rand(2, 4).double())),
+        (ValueError, r"`rows`.*\[2, 4\], as the result.*\(1, 4\)", (X, rand(2), W, rand(4), None, rand(1, 4))),
+        (ValueError, r"`rows`.*\[2, 4\], as the result.*\(4,\)", (X, rand(2), W, rand(4), None, rand(4))),
     ],
 )
 def test_bad_arguments(error, name, args):
