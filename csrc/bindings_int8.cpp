@@ -58,6 +58,18 @@ void define_int8(nb::module_& m) {
         return kernels().chain_rows(in, {act, slope, p, seed}, codes_to(codes, row_scale, 0, stochastic, noise),
                                     threads);
       });
+  def(m, "affine_backward_rows",
+      [](Address dout, Address x, Address scale, Address shift, Address mean, Address by_x, Address constant, int act,
+         float slope, double p, uint64_t seed, Address codes, Address row_scale, Address factor, bool stochastic,
+         uint64_t noise, Address codes2, Address row_scale2, Address factor2, bool stochastic2, uint64_t noise2,
+         Address partial, Address sums, int64_t rows, int64_t cols, int threads) {
+        const RowCodes two[2] = {codes_to(codes, row_scale, factor, stochastic, noise),
+                                 codes_to(codes2, row_scale2, factor2, stochastic2, noise2)};
+        return kernels().affine_backward_rows(at<float>(dout), at<float>(x),
+                                              {at<float>(scale), at<float>(shift), at<float>(mean), nullptr},
+                                              {at<float>(by_x), at<float>(constant)}, {act, slope, p, seed}, two,
+                                              at<float>(partial), at<float>(sums), rows, cols, threads);
+      });
   m.def("grad_slabs", &grad_slabs);
   m.attr("GRAD_CHUNK") = kGradChunk;
   def_grad(m, "int8_grad_f32", &Kernels::int8_grad_f32);

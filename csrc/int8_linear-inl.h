@@ -144,7 +144,7 @@ static bool int8_linear(Int8Rows x, Int8Rows w, const float* bias, const float* 
                             outs - p * kPanel, streaming);
             }
           }
-          for (int r = 0; !out && r < count; ++r) writer.write(whole.data + r * outs, row + r);
+          for (int r = 0; !out && r < count; ++r) writer.write(whole.data + r * outs, whole.data + r * outs, row + r);
         }
         stream_fence();
       });

@@ -7,7 +7,7 @@ GOSSAMER_INLINE bool write_rows(int64_t first, int64_t last, const RowWriter& wr
   if (!row.data) return false;
   for (int64_t i = first; i < last; ++i) {
     fill(row.data, i);
-    writer.write(row.data, i);
+    writer.write(row.data, row.data, i);
   }
   return true;
 }
@@ -75,6 +75,50 @@ static bool chain_rows(ChainRows in, Pointwise pw, RowCodes to, int threads) {
     if (in.columns.scale) enough = chain_rows_as<A, kByColumn>(in, pw, to, threads);
     else if (in.mean) enough = chain_rows_as<A, kByRow>(in, pw, to, threads);
     else enough = chain_rows_as<A, kNoNorm>(in, pw, to, threads);
+  });
+  return enough;
+}
+
+// The backward of norm, activation and dropout by columns (affine_backward), its rows as codes for each of two readers
+// (codes null: none), and the sums of its columns.
+template <int A>
+static bool affine_backward_rows_as(const float* dout, const float* x, ColumnAffine f, Correction k, Pointwise pw,
+                                    const RowCodes* to, float* partial, float* sums, int64_t rows, int64_t cols,
+                                    int threads) {
+  const Tail t = tail_of(pw);
+  const RowWriter writers[2] = {RowWriter(to[0], cols), RowWriter(to[1], cols)};
+  const int64_t chunks = ceil_div(rows, kChunkRows), stride = padded(cols);
+  bool enough = true;
+  parallel_for(chunks, 1, threads, [&](int64_t first, int64_t last) {
+    Buffer<float> both(2 * stride);
+    if (!both.data) {
+      enough = false;
+      return;
+    }
+    float *row = both.data, *scratch = both.data + stride;
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      float* sum = partial + chunk * 2 * stride;
+      std::memset(sum, 0, size_t(2 * stride) * sizeof(float));
+      for (int64_t r = chunk * kChunkRows; r < min_of(rows, (chunk + 1) * kChunkRows); ++r) {
+        for (int64_t c = 0; c < cols; c += kLanes) {
+          const f32x16 g = affine_backward16<A>(dout, x, f, k, t, r * cols + c, c, cols - c);
+          store(row + c, g);
+          store(sum + c, load<f32x16>(sum + c) + g);
+        }
+        for (const RowWriter& writer : writers)
+          if (writer.to.codes) writer.write(row, scratch, r);
+      }
+    }
+  });
+  if (enough) merge_sums(partial, rows, cols, sums, nullptr);
+  return enough;
+}
+static bool affine_backward_rows(const float* dout, const float* x, ColumnAffine f, Correction k, Pointwise pw,
+                                 const RowCodes* to, float* partial, float* sums, int64_t rows, int64_t cols,
+                                 int threads) {
+  bool enough = false;
+  by_act(pw.act, [&](auto tag) {
+    enough = affine_backward_rows_as<decltype(tag)::value>(dout, x, f, k, pw, to, partial, sums, rows, cols, threads);
   });
   return enough;
 }

@@ -200,6 +200,9 @@ struct Kernels {
   bool (*spmm_rows)(Csr, EdgeWeight, RowEnd, const int8_t* x, RowCodes to, int64_t cols, int threads);
   bool (*quantize_times)(const float* x, RowCodes to, int64_t rows, int64_t cols, int threads);
   bool (*chain_rows)(ChainRows, Pointwise, RowCodes to, int threads);
+  bool (*affine_backward_rows)(const float* dout, const float* x, ColumnAffine, Correction, Pointwise,
+                               const RowCodes* two, float* partial, float* sums, int64_t rows, int64_t cols,
+                               int threads);
   bool (*int8_grad_f32)(const float* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial,
                         float* dw, int64_t rows, int64_t outs, int64_t in, int threads);
   bool (*int8_grad_int8)(const int8_t* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial,

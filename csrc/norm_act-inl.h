@@ -76,7 +76,16 @@ static void affine_forward(const float* x, ColumnAffine f, Pointwise pw, float* 
 }
 
 // dx = scale * g + by_x * (x - mean) + constant, g the gradient of z; the last two terms are there if statistics are
-// x's.
+// x's. Elements at .. at + 15, which stand in column c; those from `count` on are not read.
+template <int A>
+GOSSAMER_INLINE f32x16 affine_backward16(const float* dout, const float* x, const ColumnAffine& f, const Correction& k,
+                                         const Tail& t, int64_t at, int64_t c, int64_t count) {
+  const f32x16 xs = load_part(x + at, count);
+  f32x16 g = backward16<A>(load_part(dout + at, count), affine16(f, xs, c, count), t, at);
+  if (f.scale) g = g * load_part(f.scale + c, count);
+  if (!k.by_x) return g;
+  return g + (xs - load_part(f.mean + c, count)) * load_part(k.by_x + c, count) + load_part(k.constant + c, count);
+}
 template <int A>
 static void affine_backward_as(const float* dout, const float* x, ColumnAffine f, Correction k, Pointwise pw, float* dx,
                                int64_t rows, int64_t cols, int threads) {
@@ -86,12 +95,7 @@ static void affine_backward_as(const float* dout, const float* x, ColumnAffine f
     for (int64_t r = first; r < last; ++r)
       for (int64_t c = 0; c < cols; c += kLanes) {
         const int64_t at = r * cols + c, count = cols - c;
-        const f32x16 xs = load_part(x + at, count);
-        f32x16 g = backward16<A>(load_part(dout + at, count), affine16(f, xs, c, count), t, at);
-        if (f.scale) g = g * load_part(f.scale + c, count);
-        if (k.by_x)
-          g = g + (xs - load_part(f.mean + c, count)) * load_part(k.by_x + c, count) + load_part(k.constant + c, count);
-        put_part(dx + at, g, count, streaming);
+        put_part(dx + at, affine_backward16<A>(dout, x, f, k, t, at, c, count), count, streaming);
       }
     stream_fence();
   });

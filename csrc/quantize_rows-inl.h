@@ -61,15 +61,18 @@ static void quantize_rows(const float* x, int8_t* codes, float* scale, int64_t r
   });
 }
 
-// Writes finished rows of floats as codes; the row is changed if there is a factor.
+// Writes finished rows of floats as codes.
 struct RowWriter {
   RowCodes to;
   int64_t cols;
   Key key;
   RowWriter(RowCodes to, int64_t cols) : to(to), cols(cols), key(key_of(to.noise.seed)) {}
-  void write(float* row, int64_t i) const {
-    if (to.factor)
-      for (int64_t c = 0; c < cols; ++c) row[c] *= to.factor[c];
+  // `scratch` has room for a row, and may be the row itself.
+  void write(const float* row, float* scratch, int64_t i) const {
+    if (to.factor) {
+      for (int64_t c = 0; c < cols; ++c) scratch[c] = row[c] * to.factor[c];
+      row = scratch;
+    }
     const uint64_t index = uint64_t(to.first_row + i) * uint64_t(cols);
     if (to.noise.on) quantize_row<true>(row, to.codes + i * cols, to.scale + i, cols, key, index);
     else quantize_row<false>(row, to.codes + i * cols, to.scale + i, cols, key, index);

@@ -91,6 +91,7 @@ static const Kernels table = {
     spmm_rows,
     quantize_times,
     chain_rows,
+    affine_backward_rows,
     int8_grad<float>,
     int8_grad<int8_t>,
     sddmm_int8,

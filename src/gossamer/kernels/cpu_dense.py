@@ -129,16 +129,28 @@ def _norm_act_backward(
         scratch = row_sums_scratch(*x.shape)
         native.layer_norm_backward(*given, at(scratch), at(dx), at(dweight), at(dbias), *ends)
         return dx, dweight, dbias
+    columns, by_x, constant, dweight, dbias = column_gradient(
+        dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed
+    )
+    extra = (at(by_x), at(constant))
+    native.affine_backward(at(dout), at(x), *(at(t) for t in columns[:3]), *extra, *tail, at(dx), *ends)
+    return dx, dweight, dbias
+
+
+def column_gradient(
+    dout: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+    over: int, eps: float, act: int, slope: float, p: float, seed: int,
+) -> tuple[tuple[Tensor | None, ...], Tensor | None, Tensor | None, Tensor, Tensor]:  # fmt: skip
+    """The first pass of backward: what dx is made with, column by column, and the gradients of weight and bias."""
+    dweight, dbias = x.new_zeros(x.size(1)), x.new_zeros(x.size(1))
     columns = column_affine(x, weight, bias, mean, var, over, eps)
-    where, (scale, _, _, rstd) = [at(t) for t in columns], columns
+    scale, _, _, rstd = columns
     if over != Over.NOTHING:
         scratch = row_sums_scratch(*x.shape)
+        where, tail = [at(t) for t in columns], (act, slope, p, seed & MASK64)
         sums = (at(scratch), at(dbias), at(dweight))
-        native.affine_sums(at(dout), at(x), *where, *tail, *sums, *ends)
-    by_x, constant = correction(x.size(0), weight, var, scale, rstd, over, eps, dweight, dbias)
-    extra = (at(by_x), at(constant))
-    native.affine_backward(at(dout), at(x), *where[:3], *extra, *tail, at(dx), *ends)
-    return dx, dweight, dbias
+        native.affine_sums(at(dout), at(x), *where, *tail, *sums, *x.shape, num_threads())
+    return columns, *correction(x.size(0), weight, var, scale, rstd, over, eps, dweight, dbias), dweight, dbias
 
 
 def correction(

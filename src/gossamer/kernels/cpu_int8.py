@@ -14,8 +14,8 @@ from ..ops._sum_checks import heads_of
 from ..ops.norm_act import Over
 from ..ops.spmm_int8 import of_sources
 from . import native, num_threads
-from ._arguments import F32, MASK64, as_float, at, contiguous, noise
-from .cpu_dense import column_affine, moments
+from ._arguments import F32, MASK64, as_float, at, contiguous, noise, row_sums_scratch
+from .cpu_dense import column_affine, column_gradient, moments
 from .cpu_sparse import sum_rows
 
 Rows = tuple[Tensor, Tensor]
@@ -109,6 +109,32 @@ def _chain_rows(
     return codes, scale, own_mean, own_var
 
 
+def _norm_act_backward_rows(
+    dout: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+    over: int, eps: float, act: int, slope: float, p: float, seed: int, factors: list[Tensor | None],
+    seeds: list[int], stochastic: bool,
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:  # fmt: skip
+    if x.numel() == 0:
+        given = (dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed)
+        return OPS["norm_act_backward_rows"].reference(*given, factors, seeds, stochastic)
+    dout, x, *factors = contiguous(dout, x, *factors)
+    columns, by_x, constant, dweight, dbias = column_gradient(
+        dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed
+    )
+    rows = [_empty_rows(*x.shape) for _ in factors]
+    to = [
+        (at(codes), at(scale), at(factor), *noise(own if stochastic else None))
+        for (codes, scale), factor, own in zip(rows, factors, seeds, strict=True)
+    ]
+    to += [(0, 0, 0, False, 0)] * (2 - len(to))
+    sums, scratch = x.new_empty(x.size(1)), row_sums_scratch(*x.shape)
+    given = (at(dout), at(x), *(at(t) for t in columns[:3]), at(by_x), at(constant), act, slope, p, seed & MASK64)
+    _enough(
+        native.affine_backward_rows(*given, *to[0], *to[1], at(scratch), at(sums), *x.shape, num_threads())
+    )  # fmt: skip
+    return [tensor for pair in rows for tensor in pair], sums, dweight, dbias
+
+
 def _int8_grad(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, seed: int) -> Tensor:
     (rows, columns), outs = codes.shape, g.size(1)
     if min(rows, columns, outs) == 0:
@@ -140,6 +166,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "spmm_rows": _spmm_rows,
     "quantize_times": _quantize_times,
     "chain_rows": _chain_rows,
+    "norm_act_backward_rows": _norm_act_backward_rows,
     "int8_grad": _int8_grad,
     "sddmm_int8": _sddmm_int8,
 }

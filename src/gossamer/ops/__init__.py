@@ -19,6 +19,7 @@ from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes
 from .kept_chain import kept_products, kept_rows
 from .linear import column_sums, linear
 from .norm_act import norm_act_op as norm_act
+from .norm_act_backward_rows import norm_act_backward_rows
 from .pack import pack
 from .pack_fixed import pack_fixed, unpack_fixed
 from .quantize_rows import dequantize_rows, quantize_rows
@@ -57,6 +58,7 @@ __all__ = [
     "linear",
     "masked_scale",
     "norm_act",
+    "norm_act_backward_rows",
     "pack",
     "pack_fixed",
     "quantize_rows",

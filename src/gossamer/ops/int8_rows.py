@@ -30,13 +30,15 @@ from .spmm_int8 import check_sum, int8_sum
 Rows = tuple[Tensor, Tensor]
 
 
-def _check_factor(factor: Tensor | None, columns: int) -> None:
+def check_factor(factor: Tensor | None, columns: int) -> None:
+    """One number per column, or none."""
     if factor is not None:
         _checks.dtype_of("factor", factor, (torch.float32,))
         _checks.shape_of("factor", factor, (columns,), f"[{columns}], one number per column")
 
 
-def _rounded(x: Tensor, factor: Tensor | None, seed: int | None) -> Rows:
+def rounded(x: Tensor, factor: Tensor | None, seed: int | None) -> Rows:
+    """Codes and scales of x * factor, by the definition."""
     return quantize_rows_op.reference(x if factor is None else x * factor, seed)
 
 
@@ -44,21 +46,22 @@ def _empty(rows: int, columns: int, like: Tensor) -> Rows:
     return like.new_empty(rows, columns, dtype=torch.int8), like.new_empty(rows, dtype=torch.float32)
 
 
-def _empty_like(x: Tensor) -> Rows:
+def empty_rows(x: Tensor) -> Rows:
+    """Codes and scales for rows of the shape of x."""
     return _empty(x.size(0), x.size(1), x)
 
 
 def _check_times(x: Tensor, factor: Tensor | None, seed: int | None) -> None:
     _checks.dtype_of("x", x, (torch.float32,))
     _checks.shape_of("x", x, (None, None), "[rows, columns]")
-    _check_factor(factor, x.size(1))
+    check_factor(factor, x.size(1))
 
 
 quantize_times = define(
     "quantize_times(Tensor x, Tensor? factor, int? seed) -> (Tensor, Tensor)",
     check=_check_times,
-    reference=_rounded,
-    fake=lambda x, factor, seed: _empty_like(x),
+    reference=rounded,
+    fake=lambda x, factor, seed: empty_rows(x),
 )
 
 
@@ -67,11 +70,11 @@ def _check_linear(
     seed: int | None,
 ) -> None:  # fmt: skip
     check_product(x, x_scale, w, w_scale, bias)
-    _check_factor(factor, w.size(0))
+    check_factor(factor, w.size(0))
 
 
 def _linear(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Any, factor: Any, seed: Any) -> Rows:
-    return _rounded(OPS["int8_linear"].reference(x, x_scale, w, w_scale, bias), factor, seed)
+    return rounded(OPS["int8_linear"].reference(x, x_scale, w, w_scale, bias), factor, seed)
 
 
 int8_linear_rows = define(
@@ -86,12 +89,12 @@ int8_linear_rows = define(
 def _check_spmm(*args: Any) -> None:
     *summed, factor, _ = args
     check_sum(*summed)
-    _check_factor(factor, summed[5].size(1))
+    check_factor(factor, summed[5].size(1))
 
 
 def _spmm(*args: Any) -> Rows:
     *summed, factor, seed = args
-    return _rounded(int8_sum(*summed), factor, seed)
+    return rounded(int8_sum(*summed), factor, seed)
 
 
 spmm_rows = define(
@@ -110,12 +113,12 @@ def _check_chain(*args: Any) -> None:
 
 def _chain(*args: Any) -> tuple[Tensor, ...]:
     out, mean, var = OPS["norm_act"].reference(*args[:-1])
-    return *_rounded(out, None, args[-1]), mean, var
+    return *rounded(out, None, args[-1]), mean, var
 
 
 def _chain_fake(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     _, mean, var = fake_norm_act(x, *rest[:-1])
-    return *_empty_like(x), mean, var
+    return *empty_rows(x), mean, var
 
 
 chain_rows = define(
@@ -133,12 +136,12 @@ def _check_keep(*args: Any) -> None:
 
 def _keep(*args: Any) -> tuple[Tensor, ...]:
     (out,), mean, var, *kept = chain_keep_op.reference(*args[:-1], [], [])
-    return *_rounded(out, None, args[-1]), mean, var, *kept
+    return *rounded(out, None, args[-1]), mean, var, *kept
 
 
 def _keep_fake(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     _, mean, var, *kept = fake_chain_keep(*(x, *rest[:-1], [], []))
-    return *_empty_like(x), mean, var, *kept
+    return *empty_rows(x), mean, var, *kept
 
 
 chain_keep_rows = define(
@@ -153,6 +156,6 @@ chain_keep_rows = define(
 kept_codes = define(
     f"kept_codes({KEPT}, Tensor? weight, Tensor? bias, bool result) -> (Tensor, Tensor)",
     check=kept_rows.check,
-    reference=lambda *args: _rounded(kept_rows.reference(*args), None, None),
+    reference=lambda *args: rounded(kept_rows.reference(*args), None, None),
     fake=lambda codes, *rest: _empty(rest[4], rest[5], codes),
 )

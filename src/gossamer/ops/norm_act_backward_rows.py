@@ -1,0 +1,69 @@
+"""The backward of norm, activation and dropout whose result leaves as int8 rows (ops/norm_act.py, ops/int8_rows.py).
+
+    dx as in norm_act's backward; then for each of one or two readers  rows of  dx * factor, and the column sums of dx
+
+A convolution or product before the chain reads its gradient only rounded, and summed by columns for its bias: dx in
+float32 then never reaches memory. Statistics by column, fixed, or none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._library import OPS, define
+from .int8_rows import check_factor, empty_rows, rounded
+from .linear import column_sums
+from .norm_act import Over, check_norm_act
+
+READERS = 2
+"""At most: a product and a neighbour sum."""
+COLUMNWISE = (Over.NOTHING, Over.FIXED, Over.COLUMNS)
+
+
+def _check(
+    dout: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+    over: int, eps: float, act: int, slope: float, p: float, seed: int, factors: list[Tensor | None],
+    seeds: list[int], stochastic: bool,
+) -> None:  # fmt: skip
+    fixed = (mean, var) if over == Over.FIXED else (None, None)
+    check_norm_act(x, weight, bias, *fixed, over, eps, act, slope, p, seed)
+    _checks.dtype_of("x", x, (torch.float32,))
+    _checks.dtype_of("dout", dout, (torch.float32,))
+    _checks.shape_of("dout", dout, tuple(x.shape), f"of x, {tuple(x.shape)}")
+    if over not in COLUMNWISE:
+        raise ValueError(f"`over` must be one of {[o.name for o in COLUMNWISE]} (got {Over(over).name})")
+    if not 1 <= len(factors) <= READERS or len(seeds) != len(factors):
+        raise ValueError(
+            f"`factors` must be one or two, with a seed each (got {len(factors)} factors, {len(seeds)} seeds)"
+        )
+    for factor in factors:
+        check_factor(factor, x.size(1))
+
+
+def _reference(*args: Any) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    *given, factors, seeds, stochastic = args
+    dx, dweight, dbias = OPS["norm_act_backward"].reference(*given)
+    rows: list[Tensor] = []
+    for factor, seed in zip(factors, seeds, strict=True):
+        rows += rounded(dx, factor, seed if stochastic else None)
+    return rows, column_sums(dx), dweight, dbias
+
+
+def _fake(dout: Tensor, x: Tensor, *rest: Any) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    rows = [tensor for _ in rest[-3] for tensor in empty_rows(x)]
+    return rows, x.new_empty(x.size(1)), x.new_empty(x.size(1)), x.new_empty(x.size(1))
+
+
+norm_act_backward_rows = define(
+    "norm_act_backward_rows(Tensor dout, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, int over, "
+    "float eps, int act, float slope, float p, int seed, Tensor?[] factors, int[] seeds, bool stochastic) "
+    "-> (Tensor[], Tensor, Tensor, Tensor)",
+    check=_check,
+    reference=_reference,
+    fake=_fake,
+)
+"""Codes and scales for each factor in turn; column sums; dweight; dbias."""
