@@ -6,7 +6,8 @@ Attention Networks?, ICLR 2022 (GATv2).
     X'_i = sum over j of dropout(p_ij) h_j + b,    per head; heads are concatenated or averaged
 
 Rows are never laid out per edge: edge-sized tensors have one column per head. A loop is added to every node, as in PyG.
-Where the recipe keeps activations in few bits, one op does it all: activations/attention.py, activations/gatv2.py.
+Where the recipe keeps activations in few bits, one op does it all: activations/attention.py, activations/gatv2.py. If
+it computes in int8, one of compute/attention.py; with both, the former, and int8 is for the projections.
 """
 
 from __future__ import annotations
@@ -16,104 +17,37 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
-from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from .. import ops
 from ..activations import plan as plans
 from ..activations.attention import Product, Setting, gat_sum
 from ..activations.gatv2 import gatv2_sum
 from ..activations.linear import products
+from ..compute.attention import Setting as Int8Setting
+from ..compute.attention import gat_sum as int8_gat_sum
+from ..compute.attention import gatv2_sum as int8_gatv2_sum
+from ..compute.conv import products as int8_products
+from ..compute.plan import of as int8_of
+from ..compute.plan import worth
 from ..graph import Graph
-from . import rules
-from .adjacency import Sizes, checked, from_edges, graph_of, is_sparse, listed_edges, remember
+from .adjacency import is_sparse, listed_edges
+from .attention import (
+    Drop,
+    as_edges,
+    attention_graph,
+    dropout_of,
+    early_bias,
+    few_bits,
+    finish,
+    head_dots,
+    in_int8,
+    is_bare,
+    products_of_chain,
+    weighted_rows,
+)  # fmt: skip
 from .border import by_pyg, keep_templates, sizes_of
-from .dense import apply_linear, is_plain, keeps_little, linear
-
-Drop = tuple[float, int] | None
-
-
-@torch.compiler.disable
-def looped_graph(edge_index: Any, sizes: Sizes) -> Graph:
-    """The graph with one loop for each node that is both source and destination."""
-    if isinstance(edge_index, Graph):
-        checked(edge_index, sizes)
-        return edge_index._cached("looped", lambda: _looped(listed_edges(edge_index), sizes))
-    return remember(edge_index, None, ("looped", sizes), lambda: _looped(edge_index, sizes))
-
-
-def _looped(edge_index: Tensor, sizes: Sizes) -> Graph:
-    plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
-    edges, _ = add_self_loops(remove_self_loops(plain)[0], num_nodes=min(sizes))
-    return from_edges(edges, sizes, None)
-
-
-def attention_graph(
-    module: Any, edge_index: Any, sizes: Sizes, edge_attr: Tensor | None
-) -> tuple[Graph, Tensor | None]:
-    """The graph, with loops if the layer wants them, and the features of its edges, loops included, in CSR order."""
-    if not module.add_self_loops:
-        graph = graph_of(edge_index, sizes).graph
-    else:
-        graph = looped_graph(edge_index, sizes)
-        if edge_attr is not None:
-            edges = listed_edges(edge_index) if isinstance(edge_index, Graph) else edge_index
-            plain = remove_self_loops(edges, edge_attr)
-            edge_attr = add_self_loops(*plain, fill_value=module.fill_value, num_nodes=min(sizes))[1]
-    return graph, None if edge_attr is None else graph.sort_edges(edge_attr)
-
-
-def head_dots(h: Tensor, *atts: Tensor) -> tuple[Tensor, ...]:
-    """<h_n, att> per head and att: [nodes, heads * width] with [1, heads, width] to [nodes, heads] each.
-
-    All as one narrow product with rows that hold each head's att at its own columns: h is read once, and backward has
-    one gradient to add to it.
-    """
-    spread = torch.cat([torch.block_diag(*att[0]) for att in atts])  # [heads * len(atts), heads * width]
-    return linear(h, spread, None).split(atts[0].size(1), dim=1)
-
-
-def weighted_rows(module: Any, graph: Graph, h: Tensor, p: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
-    """The weighted sum of rows, and the weights after attention dropout."""
-    p = p if drop is None else ops.dropout(p, *drop)
-    return ops.spmm(graph, h, value=p, bias=early_bias(module)), p
-
-
-def dropout_of(module: Any) -> Drop:
-    """Probability and a new seed of the attention's dropout; drawn before any noise, so that recipes share masks."""
-    return (module.dropout, rules.draw_seed()) if module.training and module.dropout > 0 else None
-
-
-def early_bias(module: Any) -> Tensor | None:
-    """The bias, if it can be added together with the neighbours."""
-    return module.bias if module.concat and module.res is None else None
-
-
-def finish(module: Any, out: Tensor, x: Tensor | None) -> Tensor:
-    """What becomes of the heads; residual and bias, as far as they have not been added."""
-    out = out if module.concat else out.view(-1, module.heads, module.out_channels).mean(dim=1)
-    if module.res is not None and x is not None:
-        out = apply_linear(module.res, x, rows=out)
-    added = module.bias is None or early_bias(module) is not None
-    return out if added else out + module.bias
-
-
-def few_bits(module: Any, h: Tensor, shows_weights: bool | None) -> plans.Plan | None:
-    """How to keep this call's activations; None: whole, as the weights are when they are returned."""
-    plan = None if shows_weights else plans.of(module)
-    return plan if plan is not None and plan.worth(h) else None
-
-
-def is_bare(x: Any) -> bool:
-    """What the attention kernels take."""
-    fits = isinstance(x, Tensor) and x.dim() == 2 and x.dtype == torch.float32
-    return fits and not torch.is_autocast_enabled(x.device.type)
-
-
-def as_edges(edge_index: Any) -> Any:
-    """What PyG's own forward takes: a Graph as the list of its edges."""
-    if not isinstance(edge_index, Graph):
-        return edge_index
-    return edge_index._cached("listed", lambda: listed_edges(edge_index))
+from .chain import Pending
+from .dense import apply_linear, entry_of, is_plain, keeps_little
 
 
 class GATConv(pyg.GATConv):
@@ -129,19 +63,37 @@ class GATConv(pyg.GATConv):
         drop = dropout_of(self)
         h_src, h_dst = self._projected(x_src, x_dst)
         graph, attr = attention_graph(self, edge_index, sizes_of(x_src, x_dst, edge_index, size), edge_attr)
-        plan = few_bits(self, h_src, return_attention_weights)
-        if plan is not None:
-            with torch.no_grad():
-                of_nodes = self._node_terms(h_src, h_dst)
-            setting = Setting(self.negative_slope, drop, plan)
-            atts, terms = (self.att_src, self.att_dst), (*of_nodes, self._edge_term(attr))
-            made_from = self._products(x_src, x_dst)
-            out = gat_sum(graph, h_src, h_dst, atts, terms, early_bias(self), setting, made_from)
-            return finish(self, out, x_dst)
-        terms = (*self._node_terms(h_src, h_dst), self._edge_term(attr))
-        out, p = weighted_rows(self, graph, h_src, ops.gat_attention(graph, *terms, self.negative_slope), drop)
+        made_from = self._products(x_src, x_dst)
+        out, p = self._summed(graph, (h_src, h_dst), attr, drop, made_from, return_attention_weights)
         out = finish(self, out, x_dst)
         return (out, (listed_edges(graph), graph.unsort_edges(p))) if return_attention_weights else out
+
+    def after_chain(self, pending: Pending, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
+        """forward(pending.run(), ...), with the products made while the chain's result is in the cache."""
+        lins = [self.lin] if self.lin is not None else [self.lin_src, self.lin_dst]
+        made = products_of_chain(self, pending, edge_index, [*lins, *([] if self.res is None else [self.res])])
+        if made is None:
+            return self(pending.run(), edge_index, edge_attr)
+        drop, h_src, h_dst = dropout_of(self), made[0], made[len(lins) - 1]
+        graph, attr = attention_graph(self, edge_index, sizes_of(h_src, h_dst, edge_index), edge_attr)
+        out, _ = self._summed(graph, (h_src, h_dst), attr, drop)
+        return finish(self, out, None, None if self.res is None else made[-1])
+
+    def _summed(
+        self, graph: Graph, rows: tuple[Tensor, Tensor | None], attr: Tensor | None, drop: Drop,
+        made_from: tuple[Product | None, Product | None] = (None, None), shows_weights: bool | None = None,
+    ) -> tuple[Tensor, Any]:  # fmt: skip
+        """The weighted sum of rows, and the weights if they are asked for."""
+        plan, how = few_bits(self, rows[0], shows_weights), in_int8(self, rows[0], shows_weights)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and plan is None and how is None):
+            of_nodes = self._node_terms(*rows)
+        terms = (*of_nodes, self._edge_term(attr))
+        given = (graph, *rows, (self.att_src, self.att_dst), terms, early_bias(self))
+        if plan is not None:
+            return gat_sum(*given, Setting(self.negative_slope, drop, plan), made_from), None
+        if how is not None:
+            return int8_gat_sum(*given, Int8Setting(self.negative_slope, drop, how)), None
+        return weighted_rows(self, graph, rows[0], ops.gat_attention(graph, *terms, self.negative_slope), drop)
 
     def _projected(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.lin is not None:
@@ -189,15 +141,34 @@ class GATv2Conv(pyg.GATv2Conv):
         drop = dropout_of(self)
         h_src, h_dst = self._projected(x_src, x_dst)
         graph, _ = attention_graph(self, edge_index, sizes_of(x_src, x_dst, edge_index), None)
-        plan = few_bits(self, h_src, return_attention_weights)
-        if plan is not None:
-            setting = Setting(self.negative_slope, drop, plan)
-            out = gatv2_sum(graph, h_src, h_dst, self.att[0], early_bias(self), setting)
-            return finish(self, out, x_dst)
-        logits = ops.gatv2_logits(graph, h_src, h_dst, self.att[0], self.negative_slope)
-        out, p = weighted_rows(self, graph, h_src, ops.edge_softmax(graph, logits), drop)
+        out, p = self._summed(graph, h_src, h_dst, drop, return_attention_weights)
         out = finish(self, out, x_dst)
         return (out, (listed_edges(graph), graph.unsort_edges(p))) if return_attention_weights else out
+
+    def after_chain(self, pending: Pending, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
+        """forward(pending.run(), ...), with the products made while the chain's result is in the cache."""
+        lins = [self.lin_l] if self.share_weights else [self.lin_l, self.lin_r]
+        wanted = [*lins, *([] if self.res is None else [self.res])]
+        made = products_of_chain(self, pending, edge_index, wanted) if edge_attr is None else None
+        if made is None:
+            return self(pending.run(), edge_index, edge_attr)
+        drop, h_src, h_dst = dropout_of(self), made[0], made[len(lins) - 1]
+        graph, _ = attention_graph(self, edge_index, sizes_of(h_src, h_dst, edge_index), None)
+        out, _ = self._summed(graph, h_src, h_dst, drop)
+        return finish(self, out, None, None if self.res is None else made[-1])
+
+    def _summed(
+        self, graph: Graph, h_src: Tensor, h_dst: Tensor, drop: Drop, shows_weights: bool | None = None
+    ) -> tuple[Tensor, Any]:
+        """The weighted sum of rows, and the weights if they are asked for."""
+        plan, how = few_bits(self, h_src, shows_weights), in_int8(self, h_src, shows_weights)
+        given, slope = (graph, h_src, h_dst, self.att[0], early_bias(self)), self.negative_slope
+        if plan is not None:
+            return gatv2_sum(*given, Setting(slope, drop, plan)), None
+        if how is not None:
+            return int8_gatv2_sum(*given, Int8Setting(slope, drop, how)), None
+        logits = ops.gatv2_logits(graph, h_src, h_dst, self.att[0], slope)
+        return weighted_rows(self, graph, h_src, ops.edge_softmax(graph, logits), drop)
 
     def _projected(self, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
         same, lins = x_dst is x_src, (self.lin_l, self.lin_r)
@@ -205,8 +176,12 @@ class GATv2Conv(pyg.GATv2Conv):
         if self.share_weights and same:
             h = apply_linear(self.lin_l, x_src)
             return h, h
-        if same and plan is not None and plan.shared and keeps_little(plan, x_src) and all(map(is_plain, lins)):
-            weights, biases = [lin.weight for lin in lins], [lin.bias for lin in lins]
-            h_src, h_dst = products(x_src, weights, biases, plan)  # x is kept once
-            return h_src, h_dst
+        if same and all(map(is_plain, lins)):  # x is kept once
+            given, how = ([lin.weight for lin in lins], [lin.bias for lin in lins]), int8_of(self.lin_l)
+            if how is not None and int8_of(self.lin_r) is not None and worth(x_src):
+                h_src, h_dst, *_ = int8_products(x_src, *given, entry_of(how, plan, x_src))
+                return h_src, h_dst
+            if plan is not None and plan.shared and keeps_little(plan, x_src):
+                h_src, h_dst = products(x_src, *given, plan)
+                return h_src, h_dst
         return apply_linear(self.lin_l, x_src), apply_linear(self.lin_r, x_dst)
