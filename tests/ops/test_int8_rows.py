@@ -27,7 +27,7 @@ from gossamer.ops.norm_act import Over
 
 from . import graphs
 from .compare import on_baseline, same, same_bits, tensors_of
-from .test_chain_keep import PLAIN, cases, codec, settings
+from .test_chain_keep import PLAIN, cases, codec, optimal, settings
 from .test_int8_linear import SHAPES, operands
 from .test_kept_chain import keep
 from .test_norm_act import OVER, inputs
@@ -369,3 +369,13 @@ def test_root_of_a_bipartite_sum_is_refused():
     args = (graph.rowptr, graph.col, None, rand(5), None, codes_of(5, 3), None, None, 1.0, None, None, None)
     with pytest.raises(ValueError, match=r"`root` needs as many sources as destinations \(got 5 and 4\)"):
         spmm_rows(*args)
+
+
+def test_levels_with_strides_live_as_long_as_they_are_read(isa):
+    """Their contiguous copy is as small as what is made next, and would be its place if it were let go."""
+    for bits in (2, 4):
+        levels = optimal(bits, 256)
+        for rows in range(1, 20):
+            args, how = inputs(rows, 16, Over.NOTHING), settings(Over.NOTHING, 2)
+            want = chain_keep_rows(*args, *how, *codec(bits, levels=levels), 1)
+            assert same_bits(chain_keep_rows(*args, *how, *codec(bits, levels=strided(levels)), 1), want)

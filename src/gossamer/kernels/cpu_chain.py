@@ -90,10 +90,9 @@ def _keeping(
     used = (own_mean, own_var) if mean is None or var is None else (mean, var)
     columns_of = column_affine(x, weight, bias, *used, over, eps) if over != Over.ROWS else (None,) * 4
     by_row = (at(own_mean), at(own_var)) if over == Over.ROWS else (0, 0)
-    kept = _native_chain(k)
-    settings = (act, slope, p, seed & MASK64, kept, *noise(seed_of_noise))
 
     def run(start: int, end: int, out: Tensor) -> None:
+        settings = (act, slope, p, seed & MASK64, _native_chain(k), *noise(seed_of_noise))  # holds k while it is read
         given = (*(at(t) for t in columns_of), at(weight), at(bias), eps, *by_row)
         place = x.data_ptr() + start * columns * 4
         ends = (start, end - start, columns)

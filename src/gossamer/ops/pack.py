@@ -85,7 +85,7 @@ def _unit_bins(h: Tensor, levels: Tensor | None) -> Tensor:
     if levels is None:
         return h
     widths = levels.diff()
-    inverse, j = torch.ones_like(widths) / widths, torch.bucketize(h, levels[1:-1], right=True)
+    inverse, j = torch.ones_like(widths) / widths, torch.bucketize(h, levels[1:-1].contiguous(), right=True)
     return (h - levels[j]) * inverse[j] + j
 
 
