@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,13 @@ class Stream:
 
     def reset(self) -> None:
         self._asked.clear()
+
+    def state(self) -> list[tuple[str, int]]:
+        """What was asked lately, as plain values: a run that is resumed goes on with it."""
+        return [(asked.hex(), count) for asked, count in self._asked.items()]
+
+    def restore(self, state: Iterable[Sequence[Any]]) -> None:
+        self._asked = OrderedDict((bytes.fromhex(asked), count) for asked, count in state)
 
     def seed(self, x: Tensor | None) -> int:
         state = torch.get_rng_state().numpy().tobytes() + (b"" if x is None else _sample(x))

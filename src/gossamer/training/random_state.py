@@ -1,4 +1,4 @@
-"""The generators a model may draw from without being told: torch's, numpy's and Python's own."""
+"""What a model may draw from without being told: torch's generator, numpy's and Python's own, and rounding's noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..activations.noise import stream
 
 
 class RandomState(NamedTuple):
-    """The state of all three: a tensor, and what goes to JSON exactly."""
+    """The state of all: a tensor, and what goes to JSON exactly."""
 
     torch: Tensor
     others: dict[str, Any]
@@ -39,12 +39,13 @@ def capture() -> RandomState:
         "has_gauss": has_gauss,
         "cached": cached,
     }
-    return RandomState(torch.get_rng_state(), {"python": python, "numpy": numpy})
+    return RandomState(torch.get_rng_state(), {"python": python, "numpy": numpy, "noise": stream.state()})
 
 
 def restore(state: RandomState) -> None:
     python, numpy = state.others["python"], state.others["numpy"]
     torch.set_rng_state(state.torch)
+    stream.restore(state.others.get("noise", []))
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
     keys = np.array(numpy["keys"], np.uint32)
     np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))
