@@ -5,9 +5,10 @@ from .activations import compressed_activations
 from .checkpoint import BadCheckpoint
 from .codecs import Blockwise, Codec, Codes, Projected, RowInt8, Uniform
 from .compare import compare
+from .compute.watch import precision
 from .graph import Graph
 from .pyg import NothingToLighten, lighten_, restore_
-from .recipe import Exact, Float32, Keep, Published, Recipe, UnknownRecipe, recipes
+from .recipe import Exact, Float32, Int8, Keep, Published, Recipe, UnknownRecipe, recipes
 from .train import TrainingDiverged, train
 
 if kernels.native:
@@ -25,6 +26,7 @@ __all__ = [
     "Exact",
     "Float32",
     "Graph",
+    "Int8",
     "Keep",
     "NothingToLighten",
     "Projected",
@@ -43,6 +45,7 @@ __all__ = [
     "measure",
     "memory",
     "ops",
+    "precision",
     "recipes",
     "report",
     "restore_",

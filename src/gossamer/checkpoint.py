@@ -5,7 +5,7 @@
     optimizer.<index>.<name>     the optimizer's tensors, by the number of the parameter
     random.torch                 torch's generator
     metadata: format, checksum   CRC-32 of everything else
-              state              JSON: history, the other generators, settings, versions
+              state              JSON: history, measured precision, the other generators, settings, versions
 
 Written beside its place, flushed and renamed: whoever is killed leaves the old file or the new one, whole. There is
 no pickle in it, so a checkpoint from elsewhere cannot run code.

@@ -23,8 +23,9 @@ from torch import nn
 
 from .activations.noise import stream
 from .activations.plan import MARK
-from .compute.exceptions import float32_modules
-from .compute.plan import Float32
+from .compute.exceptions import float32_modules, product_names
+from .compute.plan import Float32, Int8
+from .compute.watch import WATCH, Watch, watches
 from .recipe import Recipe, recipe_of
 
 OURS = "gossamer.layers."
@@ -111,12 +112,22 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
         for row in rows
     )
     whole = dataclasses.replace(recipe, compute=Float32())
+    watched = _watched(model, recipe.compute, [row.name for row in rows if row.became and row.name not in in_float32])
     stream.reset()
     for name, module, to, _ in plan:
         if to is not None:
             module.__class__ = to
             module.__dict__[MARK] = whole if name in in_float32 else recipe
+        if name in watched:
+            module.__dict__[WATCH] = watched[name]
     return Report(recipe, rows)
+
+
+def _watched(model: nn.Module, compute: Float32 | Int8, names: list[str]) -> dict[str, Watch]:
+    """Who measures the modules of these names, if the recipe leaves their precision to be found."""
+    if not isinstance(compute, Int8) or not compute.auto:
+        return {}
+    return watches(names, product_names(model), compute.tolerance)
 
 
 def restore_(model: nn.Module) -> nn.Module:
@@ -130,6 +141,7 @@ def restore_(model: nn.Module) -> nn.Module:
             )
     for _, module, original in plan:
         module.__dict__.pop(MARK, None)
+        module.__dict__.pop(WATCH, None)
         if original is not None:  # by class, as a slice of a lightened Sequential has no mark
             module.__class__ = original
     return model

@@ -5,9 +5,10 @@
     model                              has the weights of the best epoch
 
 A run that is killed at any moment and resumed ends with the same bits as one that was not: a checkpoint holds the
-weights, the optimizer's moments, the best weights, the history (from which early stopping is decided) and the random
-generators (from which dropout and the order of batches are drawn). Resume with the number of threads that run.json
-tells: our kernels give the same bits for any number, PyG's own layers and matrix products need not.
+weights, the optimizer's moments, the best weights, the history (from which early stopping is decided), the random
+generators (from which dropout, noise and the order of batches are drawn) and what automatic precision has measured.
+Resume with the number of threads that run.json tells: our kernels give the same bits for any number, PyG's own layers
+and matrix products need not.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .checkpoint import copy_of
+from .compute.watch import precision
 from .pyg import lighten_
 from .recipe import Recipe, recipe_of
+from .training.divergence import TrainingDiverged as TrainingDiverged
+from .training.divergence import check_finite, check_gradients
 from .training.examples import Examples, examples_of
 from .training.history import Epoch, TrainResult
 from .training.progress import EpochBar
@@ -34,10 +38,6 @@ from .training.run import Run
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
-
-
-class TrainingDiverged(RuntimeError):
-    """The loss or the validation score is no longer a finite number."""
 
 
 def train(
@@ -88,12 +88,12 @@ def train(
         history, best = run.start(model, optimizer, examples.task.higher_is_better)
         bar.show(history)
         while len(history) < epochs and not history.out_of_patience(patience):
-            start = time.perf_counter()
-            loss = train_epoch(model, optimizer, examples)
+            when, start = run.stopped_in(len(history) + 1), time.perf_counter()
+            loss = train_epoch(model, optimizer, examples, when)
             seconds = time.perf_counter() - start
-            _check_finite("loss", loss, len(history) + 1, run)
             val, test = evaluate(model, examples)
-            _check_finite("validation score", val, len(history) + 1, run)
+            check_finite("validation score", val, when)
+            bar.tell(precision(model))
             if history.append(loss, val, test, seconds):
                 best = copy_of(model.state_dict())
             bar.show(history)
@@ -107,16 +107,18 @@ def train(
     return result
 
 
-def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, examples: Examples) -> float:
-    """One pass over the training examples; the mean loss per example."""
+def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, examples: Examples, when: str) -> float:
+    """One pass over the training examples; the mean loss per example. Nothing that is not finite reaches a weight."""
     model.train()
     total, count = 0.0, 0
     for batch in examples.batches():
         optimizer.zero_grad()
         loss = examples.task.loss(batch.predict(model, examples.task), batch.y)
+        check_finite("loss", value := loss.item(), when)
         loss.backward()
+        check_gradients(model, when)
         optimizer.step()
-        total, count = total + loss.item() * len(batch.y), count + len(batch.y)
+        total, count = total + value * len(batch.y), count + len(batch.y)
     return total / count
 
 
@@ -125,16 +127,6 @@ def evaluate(model: nn.Module, examples: Examples) -> tuple[float, float]:
     """Validation and test score."""
     model.eval()
     return examples.scores(model)
-
-
-def _check_finite(what: str, value: float, epoch: int, run: Run) -> None:
-    if math.isfinite(value):
-        return
-    kept = f"; {run.folder} keeps the checkpoint of epoch {run.saved_epoch}" if run.folder else ""
-    raise TrainingDiverged(
-        f"the {what} became {value} in epoch {epoch}, so training stopped{kept}. Remedy: a smaller `lr`, or features "
-        "of ordinary size (data.x without NaN, scaled to about 1)"
-    )
 
 
 def _fill_lazy(model: nn.Module, examples: Examples) -> None:

@@ -3,7 +3,8 @@
     plan       the setting gs.Int8, and what a lightened module was told
     rows       int8 rows: quantised once per tensor, weights, noise by role
     entry      how rows come into a product, alone or out of norm, activation and dropout, and how gradients leave
-    conv       products and neighbour sums, in integers both ways
+    adjacency  neighbour sums of int8 rows
+    conv       products and neighbour sums, in integers both ways; gradients is its way back
     attention  GAT and GATv2
     watch      automatic precision: which modules stay in float32
 

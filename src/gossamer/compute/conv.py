@@ -14,7 +14,7 @@ A row scale leaves a sum only where it is constant along it; w is not, so it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,44 +22,13 @@ from torch import Tensor
 
 from .. import memory, ops
 from ..activations.chain import LARGE
+from ..activations.hook_account import layer_here
 from ..activations.noise import refuse_twice
-from ..graph import Graph
-from .entry import Entry, Norm, come_in, leave, operand
+from .adjacency import Adjacency
+from .entry import Entry, Norm, come_in, leave, operand, refuse_nan
+from .gradients import through
 from .rows import Rows, Seeds, Weight, weight_rows
-
-
-class Adjacency(NamedTuple):
-    """A fixed sparse matrix: weights of edges, factors of sources and destinations, and `root` times the own row."""
-
-    graph: Graph
-    value: Tensor | None = None
-    src_scale: Tensor | None = None
-    dst_scale: Tensor | None = None
-    root: float = 0.0
-
-    def _weights(self) -> Tensor | None:
-        return self.graph.value if self.value is None else self.value
-
-    def arguments(self, x: Rows) -> tuple[Any, ...]:
-        graph = self.graph
-        return graph.rowptr, graph.col, self._weights(), x.scale, self.dst_scale, x.codes, self.src_scale
-
-    def transposed(self, x: Rows) -> tuple[Any, ...]:
-        t = self.graph.t()
-        value = t.value if self.value is None else ops.gather_rows(self.value, self.graph.t_perm)
-        return t.rowptr, t.col, value, x.scale, self.src_scale, x.codes, self.dst_scale
-
-    def sum(self, x: Rows, bias: Tensor | None, rows: Tensor | None) -> Tensor:
-        return ops.OPS["spmm_int8"](*self.arguments(x), bias, self.root, rows)
-
-    def sum_rows(self, x: Rows, noise: int | None) -> Rows:
-        return Rows(*ops.spmm_rows(*self.arguments(x), None, self.root, None, None, noise))
-
-    def back(self, g: Rows) -> Tensor:
-        return ops.OPS["spmm_int8"](*self.transposed(g), None, self.root, None)
-
-    def back_rows(self, g: Rows, factor: Tensor, noise: int | None) -> Rows:
-        return Rows(*ops.spmm_rows(*self.transposed(g), None, self.root, None, factor, noise))
+from .watch import Watch
 
 
 class Spec(NamedTuple):
@@ -71,7 +40,6 @@ class Spec(NamedTuple):
 
 
 NO_NORM: Norm = (None, None, None, None)
-Back = tuple[Tensor | None, list[Tensor]]
 
 
 class _Int8(torch.autograd.Function):
@@ -80,7 +48,9 @@ class _Int8(torch.autograd.Function):
         ctx: Any, x: Tensor, nweight: Tensor | None, nbias: Tensor | None, nmean: Tensor | None, nvar: Tensor | None,
         rows: Tensor | None, spec: Spec, *params: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        weights = [weight_rows(w) for w in params[::2] if w is not None]
+        if not any(ctx.needs_input_grad):  # no backward will come
+            spec = spec._replace(entry=spec.entry.unwatched())
+        weights = [_weight(w, spec.entry.watch) for w in params[::2] if w is not None]
         biases, seeds = params[1::2], Seeds(spec.entry.how, x)
         came = come_in(x, (nweight, nbias, nmean, nvar), spec.entry, seeds)
         outs, extra = _run(came.rows, spec, weights, biases, rows, seeds)
@@ -88,7 +58,7 @@ class _Int8(torch.autograd.Function):
         if extra and len(weights) == 1 and spec.entry.chain is None:
             kept = ()  # only what was aggregated is multiplied
         ctx.spec, ctx.settings, ctx.seeds, ctx.counts = spec, came.settings, seeds, (len(weights), len(kept))
-        ctx.shape = x.shape
+        ctx.shape, ctx.layer = x.shape, layer_here() if torch.is_anomaly_enabled() else ""
         flat = [tensor for weight in weights for tensor in weight]
         ctx.save_for_backward(*flat, *kept, *extra)
         ctx.mark_non_differentiable(came.mean, came.var)
@@ -105,80 +75,50 @@ class _Int8(torch.autograd.Function):
             memory.trim_heap()
         with torch.no_grad():
             douts = [dout.contiguous() for dout in grads[:-2]]
+            for dout in douts:
+                refuse_nan("the gradients", dout, ctx.layer or "in a layer that ran before anomaly mode was on")
             x = operand(kept, ctx.settings) if kept else None
             wanted = needs[0] or needs[1] or needs[2]
-            drows, dweights = _back(douts, x, extra, weights, spec, ctx.seeds, wanted)
+            drows, dweights = through(douts, x, extra, weights, spec, ctx.seeds, wanted)
             dx, dnweight, dnbias = (None,) * 3 if drows is None else leave(drows, spec.entry, kept, ctx.settings)
             params: list[Tensor | None] = []
             sums = [ops.column_sums(d) if any(needs[8 + 2 * k] for k in range(count)) else None for d in douts]
             for k, dweight in enumerate(dweights):
                 own_sum = sums[min(k, len(sums) - 1)]
                 params += [dweight if needs[7 + 2 * k] else None, own_sum if needs[8 + 2 * k] else None]
+        if spec.entry.watch is not None:
+            spec.entry.watch.end_step()
         own = (dx if needs[0] else None, dnweight if needs[1] else None, dnbias if needs[2] else None)
         return refuse_twice(*own, None, None, douts[0] if needs[5] else None, None, *params)
+
+
+def _weight(weight: Tensor, watch: Watch | None) -> Weight:
+    made = weight_rows(weight)
+    refuse_nan("the weights", made.scale)
+    if watch is not None:
+        watch.see("weight", weight, Rows(made.codes, made.scale))
+    return made
 
 
 def _run(
     x: Rows, spec: Spec, weights: Sequence[Weight], biases: Sequence[Tensor | None], rows: Tensor | None, seeds: Seeds
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
     """The results, and what else backward needs."""
-    adjacency = spec.adjacency
+    adjacency, watch = spec.adjacency, spec.entry.watch
     if adjacency is None:
         added = [rows, *[None] * (len(weights) - 1)]
         return [w.forward(x, b, r) for w, b, r in zip(weights, biases, added, strict=True)], ()
     if len(weights) > 1:
         rows = weights[1].forward(x, biases[1], rows)
     if spec.first == "multiply":
-        return [adjacency.sum(weights[0].forward_rows(x, seeds.of_activation()), biases[0], rows)], ()
+        h = weights[0].forward_rows(x, seeds.of_activation())
+        if watch is not None:
+            watch.see("h", weights[0].forward(x), h)
+        return [adjacency.sum(h, biases[0], rows)], ()
     z = adjacency.sum_rows(x, seeds.of_sum())
+    if watch is not None:
+        watch.see("z", adjacency.sum(x, None, None), z)
     return [weights[0].forward(z, biases[0], rows)], () if spec.entry.plan is not None else z
-
-
-def _back(
-    douts: list[Tensor], x: Rows | None, extra: Sequence[Tensor], weights: Sequence[Weight], spec: Spec, seeds: Seeds,
-    wanted: bool,
-) -> Back:  # fmt: skip
-    """Gradients of the rows that came in (if wanted) and of the weights."""
-    adjacency = spec.adjacency
-    if adjacency is None:
-        return _through_products(zip(douts, weights, strict=True), x, seeds, wanted)
-    (dout,), drows = douts, None
-    if spec.first == "multiply":
-        dh = adjacency.back_rows(_rounded(dout, None, seeds), weights[0].folded, seeds.of_gradient())
-        drows = weights[0].backward(dh) if wanted else None
-        first = _dweight(dh, x, weights[0], seeds)
-    else:
-        z = Rows(*extra) if extra else adjacency.sum_rows(x, seeds.of_sum())  # type: ignore[arg-type]
-        g = _rounded(dout, weights[0].folded, seeds) if wanted else None
-        drows = None if g is None else adjacency.back(weights[0].backward_rows(g, seeds.of_gradient()))
-        first = _dweight(dout if g is None else g, z, weights[0], seeds)
-    own = [(dout, weight) for weight in weights[1:]]
-    drows, others = _through_products(own, x, seeds, wanted, drows)
-    return drows, [first, *others]
-
-
-def _through_products(
-    pairs: Iterable[tuple[Tensor, Weight]], x: Rows | None, seeds: Seeds, wanted: bool, drows: Tensor | None = None
-) -> Back:
-    dweights = []
-    for dout, weight in pairs:
-        g = _rounded(dout, weight.folded, seeds) if wanted else dout
-        drows = weight.backward(g, drows) if isinstance(g, Rows) else drows
-        dweights.append(_dweight(g, x, weight, seeds))
-    return drows, dweights
-
-
-def _rounded(dout: Tensor, factor: Tensor | None, seeds: Seeds) -> Rows:
-    return Rows(*ops.quantize_times(dout, factor, seeds.of_gradient()))
-
-
-def _dweight(g: Rows | Tensor, x: Rows | None, weight: Weight, seeds: Seeds) -> Tensor:
-    """dW from gradients, or from rows of gradients that were multiplied by the weight's scales."""
-    assert x is not None
-    seed = seeds.of_weight_gradient()
-    if isinstance(g, Tensor):
-        return ops.int8_grad(g, None, *x, seed)
-    return ops.int8_grad(*g, *x, seed).div_(weight.folded.unsqueeze(1))
 
 
 def products(

@@ -9,14 +9,18 @@ few bits take the place of both (activations/chain.py): dW then multiplies what 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .. import ops
 from ..activations.chain import Settings
-from ..activations.noise import draw_seed, refuse_nan, seed_beside
+from ..activations.hook_account import layer_here
+from ..activations.noise import draw_seed, seed_beside
+from ..activations.noise import refuse_nan as refuse_kept_nan
 from ..activations.plan import Plan
 from ..activations.stash import layout_of
 from ..ops.chain_keep import kept_of
@@ -24,6 +28,7 @@ from ..ops.kept_chain import Kept
 from ..ops.norm_act import Over
 from .plan import Int8
 from .rows import Rows, Seeds, quantised
+from .watch import Watch
 
 Norm = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Weight, bias, mean and variance of a norm."""
@@ -36,6 +41,15 @@ class Entry(NamedTuple):
     chain: Settings | None = None
     plan: Plan | None = None
 
+    @property
+    def watch(self) -> Watch | None:
+        """Who measures the rounding of this call, if anybody still does."""
+        watch = self.how.watch
+        return None if watch is None or watch.decided else watch
+
+    def unwatched(self) -> Entry:
+        return self if self.how.watch is None else self._replace(how=dataclasses.replace(self.how))
+
 
 class Came(NamedTuple):
     """Rows that came in, with what backward needs: `tensors` are for autograd to save, `settings` are plain values."""
@@ -47,7 +61,25 @@ class Came(NamedTuple):
     var: Tensor
 
 
+def refuse_nan(what: str, x: Tensor, layer: str = "") -> None:
+    """In torch's anomaly mode: an error that names the layer if x holds NaN or infinity. Else its results show it."""
+    if torch.is_anomaly_enabled() and not bool(x.isfinite().all()):
+        raise ValueError(
+            f"{layer or layer_here()}, {what} of an int8 product hold NaN or infinity; look for the step that diverged "
+            "and lower the learning rate, clean the input with torch.nan_to_num, or use the recipe 'float32'"
+        )
+
+
 def come_in(x: Tensor, norm: Norm, entry: Entry, seeds: Seeds) -> Came:
+    came = _come_in(x, norm, entry, seeds)
+    refuse_nan("the rows", came.rows.scale)
+    if entry.watch is not None:
+        whole = x if entry.chain is None else ops.norm_act(x, *norm, *entry.chain)[0]
+        entry.watch.see("x", whole, came.rows)
+    return came
+
+
+def _come_in(x: Tensor, norm: Norm, entry: Entry, seeds: Seeds) -> Came:
     none = x.new_empty(0)
     if entry.chain is None:
         rows = quantised(x, entry.how)
@@ -65,7 +97,7 @@ def _packed(x: Tensor, plan: Plan) -> tuple[tuple[Tensor | None, ...], tuple[Any
     """Few bits of x itself."""
     bits, block, bf16_meta, levels = layout_of(plan.rows, x.size(1), x.device) or (8, x.size(1), False, None)
     codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(x), bf16_meta, levels)
-    refuse_nan(zero)
+    refuse_kept_nan(zero)
     rows, columns = x.shape
     kept = Kept(codes, zero, spread, levels, None, rows, columns, bits, block)
     return (*kept.tensors, None, None, None), (*kept.settings, True)
@@ -83,7 +115,7 @@ def _come_in_keeping(x: Tensor, norm: Norm, entry: Entry, plan: Plan, seeds: See
     *rows, mean, var, codes, zero, spread, marks = ops.chain_keep_rows(
         x, *norm, *how, *codec, seeds.of_activation()
     )  # fmt: skip
-    refuse_nan(zero)
+    refuse_kept_nan(zero)
     tail = (how.act, how.slope, how.p, how.seed, plan.slopes)
     kept = kept_of((codes, zero, spread, marks), x.shape, (bits, block, levels), *tail)
     used = var if norm[3] is None else norm[3]

@@ -28,13 +28,13 @@ def float32_modules(model: nn.Module, compute: Any) -> dict[str, str]:
             f"`float32` must name modules of the model (there is no {unknown[0]!r}); "
             f"they are {', '.join(name for name, _ in model.named_modules() if name)[:300]}"
         )
-    products = _products(model)
+    products = product_names(model)
     for top, why in [(name, NAMED) for name in compute.float32] + [(name, FEEDS_LOSS) for name in products[-1:]]:
         found |= {name: why for name, _ in model.named_modules() if name == top or name.startswith(f"{top}.")}
     return found
 
 
-def _products(model: nn.Module) -> list[str]:
+def product_names(model: nn.Module) -> list[str]:
     """Names of the modules that multiply, in order; of a convolution that is more than its MLP, the whole."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyG scripts some of its classes, which newer torch versions call deprecated

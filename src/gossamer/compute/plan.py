@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from ..activations.plan import MARK
 from ..ops.int8_linear import MAX_COLUMNS
+from .watch import WATCH, Watch
 
 LEAST = 1024
 """Elements from which rows are worth rounding."""
@@ -28,6 +30,7 @@ class Int8:
     rounding    of activations: "nearest", the same in every step, or "stochastic"
     gradients   "stochastic", which is unbiased, or "nearest"
     auto        measure the error of each module's operands in its first steps; those above `tolerance` go on in float32
+                (watch.py; `gs.precision(model)` tells; not in bfloat16, which is slower than float32 on most CPUs)
     tolerance   noise energy over signal energy that a product may have; gradients, being unbiased, ten times that
     float32     names of modules that compute in float32 besides the one that feeds the loss
     """
@@ -37,6 +40,9 @@ class Int8:
     auto: bool = False
     tolerance: float = 1e-3
     float32: tuple[str, ...] = ()
+
+    watch: ClassVar[Watch | None] = None
+    """No part of the setting: a module that is watched gets a copy with its own (`of`)."""
 
     def __post_init__(self) -> None:
         for name in ("rounding", "gradients"):
@@ -52,11 +58,22 @@ class Int8:
 
 
 def of(module: Any) -> Int8 | None:
-    """How a lightened module multiplies; None: in float32."""
+    """How a lightened module multiplies, with its watch as long as that measures; None: in float32."""
     recipe = module.__dict__.get(MARK) if isinstance(module, nn.Module) else None
     if recipe is None or not isinstance(recipe.compute, Int8) or torch.compiler.is_compiling():
         return None
-    return recipe.compute
+    watch = module.__dict__.get(WATCH)
+    if watch is None:
+        return recipe.compute
+    if watch.in_float32:
+        return None
+    return recipe.compute if watch.decided or not torch.is_grad_enabled() else _watched(recipe.compute, watch)
+
+
+def _watched(setting: Int8, watch: Watch) -> Int8:
+    own = dataclasses.replace(setting)
+    object.__setattr__(own, "watch", watch)
+    return own
 
 
 def worth(x: Tensor) -> bool:

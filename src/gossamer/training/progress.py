@@ -10,6 +10,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
+from ..compute.watch import Precision
 from .history import History
 
 Self = TypeVar("Self", bound="Shown")
@@ -49,10 +50,21 @@ class EpochBar(Shown):
             columns = [columns[0], BarColumn(bar_width=20), columns[1], TimeRemainingColumn()]
         self.progress = Progress(*columns, console=console, disable=not shown)
         self.bar = self.progress.add_task("", total=epochs)
+        self.told: set[str] = set()
 
     def show(self, history: History) -> None:
         if not self.progress.disable and len(history):
             self.progress.update(self.bar, completed=len(history), description=describe(history))
+
+    def tell(self, precision: Precision) -> None:
+        """One line for each module whose arithmetic was decided and not yet told, once no other is half measured."""
+        if self.progress.disable or not precision.settled:
+            return
+        for name, decision in precision.items():
+            if decision.decided and name not in self.told:
+                line = f"{name or '(model)'}: {decision}"
+                self.progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self.told.add(name)
 
 
 def describe(history: History) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import checkpoint as files
 from ..checkpoint import Checkpoint, NotWritten
+from ..compute import watch
 from . import random_state
 from .folder import CHECKPOINT, RESULT, RUN, environment, open_folder, plain, write_json
 from .history import History, TrainResult
@@ -52,6 +53,7 @@ class Run:
             files.check_fits(found, model, path)
             self._check_epochs(len(found.state["history"]["loss"]))
             files.restore(found, model, optimizer)
+            watch.restore(model, found.state.get("precision", {}))
             random_state.restore(found.random)
             history, best = History.replay(higher_is_better, found.state["history"]), found.best
             self.saved_epoch = len(history)
@@ -76,6 +78,7 @@ class Run:
         state = {
             "epoch": len(history),
             "history": history.columns(),
+            "precision": watch.state(model),
             "settings": self.settings,
             "versions": self.environment,
         }
@@ -84,6 +87,11 @@ class Run:
         files.save(kept, self.folder / CHECKPOINT)
         self.saved_at, self.saved_epoch = time.monotonic(), len(history)
         self._log(history)
+
+    def stopped_in(self, epoch: int) -> str:
+        """How a divergence in this epoch is told."""
+        kept = f"; {self.folder} keeps the checkpoint of epoch {self.saved_epoch}" if self.folder else ""
+        return f"in epoch {epoch}, so training stopped{kept}"
 
     def finish(self, result: TrainResult) -> None:
         if self.folder is not None:

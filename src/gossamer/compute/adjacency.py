@@ -1,0 +1,45 @@
+"""Neighbour sums of int8 rows, by a graph and by its transpose."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from .. import ops
+from ..graph import Graph
+from .rows import Rows
+
+
+class Adjacency(NamedTuple):
+    """A fixed sparse matrix: weights of edges, factors of sources and destinations, and `root` times the own row."""
+
+    graph: Graph
+    value: Tensor | None = None
+    src_scale: Tensor | None = None
+    dst_scale: Tensor | None = None
+    root: float = 0.0
+
+    def _weights(self) -> Tensor | None:
+        return self.graph.value if self.value is None else self.value
+
+    def arguments(self, x: Rows) -> tuple[Any, ...]:
+        graph = self.graph
+        return graph.rowptr, graph.col, self._weights(), x.scale, self.dst_scale, x.codes, self.src_scale
+
+    def transposed(self, x: Rows) -> tuple[Any, ...]:
+        t = self.graph.t()
+        value = t.value if self.value is None else ops.gather_rows(self.value, self.graph.t_perm)
+        return t.rowptr, t.col, value, x.scale, self.src_scale, x.codes, self.dst_scale
+
+    def sum(self, x: Rows, bias: Tensor | None, rows: Tensor | None) -> Tensor:
+        return ops.OPS["spmm_int8"](*self.arguments(x), bias, self.root, rows)
+
+    def sum_rows(self, x: Rows, noise: int | None) -> Rows:
+        return Rows(*ops.spmm_rows(*self.arguments(x), None, self.root, None, None, noise))
+
+    def back(self, g: Rows) -> Tensor:
+        return ops.OPS["spmm_int8"](*self.transposed(g), None, self.root, None)
+
+    def back_rows(self, g: Rows, factor: Tensor, noise: int | None) -> Rows:
+        return Rows(*ops.spmm_rows(*self.transposed(g), None, self.root, None, factor, noise))

@@ -1,0 +1,35 @@
+"""When training has left the finite numbers: it stops before the weights take part.
+
+The loss is looked at before backward, every gradient before the optimizer's step, the validation score after the epoch.
+The model is left with the weights of the last good step, the folder of the run with its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+REMEDY = (
+    "Remedy: a smaller `lr`, the recipe 'float32', or features of ordinary size (data.x without NaN, scaled to about "
+    "1); torch.autograd.set_detect_anomaly(True) shows the layer"
+)
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss, a gradient or the validation score is no longer a finite number."""
+
+
+def check_finite(what: str, value: float, when: str) -> None:
+    """`when` says in which epoch, and what is left on disk."""
+    if not math.isfinite(value):
+        raise TrainingDiverged(f"the {what} became {value} {when}. {REMEDY}")
+
+
+def check_gradients(model: nn.Module, when: str) -> None:
+    """Raises for the first parameter, in the model's order, whose gradient holds NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        if grad is not None and not bool(torch.isfinite(grad).all()):
+            check_finite(f"gradient of {name!r}", float(grad[~torch.isfinite(grad)][0]), when)
