@@ -1,4 +1,4 @@
-"""A random well-formed call of an op, as a list of arguments: what the fuzzer starts from. More: calls_layers.py."""
+"""A random well-formed call of an op, as a list of arguments: what the fuzzer starts from. More: calls_*.py."""
 
 from __future__ import annotations
 
@@ -53,14 +53,6 @@ def spmm(draw: Draw) -> list[Any]:
     bias, rows = maybe(draw, floats(draw, columns)), maybe(draw, floats(draw, rowptr.numel() - 1, columns))
     value = weights(draw, col.numel(), columns)
     return [rowptr, col, value, *scales, x, bias, root, rows, None, None, None, None]
-
-
-def spmm_int8(draw: Draw) -> list[Any]:
-    rowptr, col, num_src = structure(draw)
-    columns = draw(COLUMNS)
-    codes = integers(draw, -127, 128, (num_src, columns), torch.int8)
-    dst_scale = maybe(draw, floats(draw, rowptr.numel() - 1))
-    return [rowptr, col, weights(draw, col.numel(), columns), floats(draw, num_src), dst_scale, codes]
 
 
 def spmm_max(draw: Draw) -> list[Any]:
@@ -151,12 +143,6 @@ def unpack_fixed(draw: Draw) -> list[Any]:
     return [integers(draw, 0, 256, (-(-x.numel() * bits // 8),), torch.uint8), x.numel(), bits, low, high]
 
 
-def int8_linear(draw: Draw) -> list[Any]:
-    rows, columns, outputs = draw(COUNTS), draw(COLUMNS), draw(COLUMNS)
-    x, w = (integers(draw, -127, 128, (n, columns), torch.int8) for n in (rows, outputs))
-    return [x, floats(draw, rows), w, floats(draw, outputs), maybe(draw, floats(draw, outputs))]
-
-
 def dropout(draw: Draw) -> list[Any]:
     x = floats(draw, draw(COUNTS), draw(COLUMNS)).to(draw(st.sampled_from([torch.float32, torch.float64])))
     return [x, draw(st.floats(0, 1)), draw(SEEDS)]
@@ -171,7 +157,6 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "coo_to_csr": coo_to_csr,
     "transpose_csr": lambda draw: list(structure(draw)),
     "spmm": spmm,
-    "spmm_int8": spmm_int8,
     "spmm_max": spmm_max,
     "spmm_max_backward": spmm_max_backward,
     "sddmm": sddmm,
@@ -186,7 +171,6 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "gather_rows": gather_rows,
     "gather_rows_int8": gather_rows_int8,
     "gather_packed_rows": gather_packed_rows,
-    "int8_linear": int8_linear,
     "random_bits": lambda draw: [draw(SEEDS), draw(st.integers(0, 2**40)), draw(st.integers(0, 99)), torch.empty(0)],
     "dropout": dropout,
     "dropout_mask": dropout,

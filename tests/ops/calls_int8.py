@@ -1,0 +1,96 @@
+"""Random well-formed calls of the ops on int8 rows, for the fuzzer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gossamer.ops.activation import ACTIVATIONS
+from gossamer.ops.norm_act import Over
+
+from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, integers, maybe, structure, weights
+from .calls_layers import chain_keep, kept_rows
+
+
+def codes(draw: Draw, rows: int, columns: int) -> Tensor:
+    return integers(draw, -127, 128, (rows, columns), torch.int8)
+
+
+def spmm_int8(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    columns, num_dst = draw(COLUMNS), rowptr.numel() - 1
+    weighted = [weights(draw, col.numel(), columns), floats(draw, num_src), maybe(draw, floats(draw, num_dst))]
+    root = draw(st.sampled_from([0.0, 1.5])) if num_src == num_dst else 0.0
+    ends = [maybe(draw, floats(draw, columns)), root, maybe(draw, floats(draw, num_dst, columns))]
+    return [rowptr, col, *weighted, codes(draw, num_src, columns), maybe(draw, floats(draw, num_src)), *ends]
+
+
+def int8_linear(draw: Draw) -> list[Any]:
+    rows, columns, outputs = draw(COUNTS), draw(COLUMNS), draw(COLUMNS)
+    x, w = ([codes(draw, n, columns), floats(draw, n)] for n in (rows, outputs))
+    return [*x, *w, maybe(draw, floats(draw, outputs)), maybe(draw, floats(draw, rows, outputs))]
+
+
+def rounding(draw: Draw, columns: int) -> list[Any]:
+    """factor and seed."""
+    return [maybe(draw, floats(draw, columns)), draw(st.none() | SEEDS)]
+
+
+def int8_linear_rows(draw: Draw) -> list[Any]:
+    *args, _ = int8_linear(draw)
+    return [*args, *rounding(draw, args[2].size(0))]
+
+
+def spmm_rows(draw: Draw) -> list[Any]:
+    args = spmm_int8(draw)
+    return [*args, *rounding(draw, args[5].size(1))]
+
+
+def quantize_times(draw: Draw) -> list[Any]:
+    x = floats(draw, draw(COUNTS), draw(COLUMNS))
+    return [x, *rounding(draw, x.size(1))]
+
+
+def chain_keep_rows(draw: Draw) -> list[Any]:
+    """Without norm or exponentials: a rounding away from the reference's, a row may have other codes."""
+    *args, _, _ = chain_keep(draw)
+    args[1:6] = [None] * 4 + [int(Over.NOTHING)]
+    args[7] %= ACTIVATIONS.index("elu")
+    return [*args, draw(st.none() | SEEDS)]
+
+
+def chain_rows(draw: Draw) -> list[Any]:
+    args = chain_keep_rows(draw)
+    return [*args[:11], args[-1]]
+
+
+def int8_grad(draw: Draw) -> list[Any]:
+    rows, outputs = draw(st.sampled_from([0, 1, 5, 513])), draw(COLUMNS)
+    g = draw(st.sampled_from([(floats(draw, rows, outputs), None), (codes(draw, rows, outputs), floats(draw, rows))]))
+    return [*g, codes(draw, rows, draw(COLUMNS)), floats(draw, rows), draw(SEEDS)]
+
+
+def sddmm_int8(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    columns, num_dst = draw(COLUMNS), rowptr.numel() - 1
+    heads = draw(st.sampled_from([h for h in (1, 2, 3) if columns % h == 0]))
+    sides = ([codes(draw, n, columns), floats(draw, n)] for n in (num_dst, num_src))
+    return [rowptr, col, *(t for side in sides for t in side), heads]
+
+
+CALLS: dict[str, Callable[[Draw], list[Any]]] = {
+    "spmm_int8": spmm_int8,
+    "int8_linear": int8_linear,
+    "int8_linear_rows": int8_linear_rows,
+    "spmm_rows": spmm_rows,
+    "quantize_times": quantize_times,
+    "chain_rows": chain_rows,
+    "chain_keep_rows": chain_keep_rows,
+    "kept_codes": kept_rows,
+    "int8_grad": int8_grad,
+    "sddmm_int8": sddmm_int8,
+}
