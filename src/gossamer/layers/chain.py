@@ -19,7 +19,7 @@ from .. import ops
 from ..activations import chain as keeping
 from ..activations.plan import Plan
 from ..compute.entry import Entry
-from ..compute.plan import Int8
+from ..compute.plan import Int8, worth
 from ..ops.activation import ACTIVATIONS
 from ..ops.norm_act import Over
 from . import rules
@@ -235,7 +235,7 @@ def pend(
     plan: Plan | None, how: Int8 | None = None,
 ) -> Pending | Tensor:  # fmt: skip
     """The chain, to be run with what follows it if its result need then not be kept, or made; else its result."""
-    known = _known(x, norm, act, drop, batch, plan)
+    known, how = _known(x, norm, act, drop, batch, plan), how if worth(x) else None
     if known is None or (plan is None and how is None):
         return run(x, norm, act, drop, batch, plan)
     linear_given_bits = known[1].name in ("identity", "relu", "leaky_relu")
