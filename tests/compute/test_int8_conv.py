@@ -19,6 +19,7 @@ from int8_checks import (
 )
 
 from gossamer import Graph, ops
+from gossamer.activations import noise
 from gossamer.compute import rows as rows_of
 from gossamer.compute.conv import Adjacency, convolve, products
 from gossamer.compute.entry import Entry
@@ -26,6 +27,13 @@ from gossamer.compute.plan import Int8
 from gossamer.ops.int8_grad import CHUNK
 
 INT8 = Entry(Int8())
+
+
+@pytest.fixture(autouse=True)
+def _begin_anew():
+    """The same noise in every run."""
+    torch.manual_seed(0)
+    noise.stream.reset()
 
 
 def square(weighted: bool = False, nodes: int = 60) -> Graph:
