@@ -86,6 +86,16 @@ void define_graph(nb::module_& m) {
   });
 }
 
+// The gradients of all weights that the same rows were multiplied by, as four lists.
+std::vector<WeightGrad> wanted(const std::vector<Address>& g, const std::vector<Address>& partial,
+                               const std::vector<Address>& dw, const std::vector<int64_t>& outs) {
+  std::vector<WeightGrad> all;
+  for (size_t k = 0; k < g.size(); ++k)
+    all.push_back({at<float>(g[k]), at<float>(partial[k]), at<float>(dw[k]), outs[k]});
+  return all;
+}
+using Addresses = std::vector<Address>;
+
 // A kept chain crosses as one object, made once per call from addresses (kernels/cpu_chain.py).
 void define_chains(nb::module_& m) {
   nb::class_<KeptChain>(m, "KeptChain")
@@ -145,6 +155,23 @@ void define_chains(nb::module_& m) {
          int64_t rows, int64_t cols, int threads) {
         return kernels().chain_decode(k, {at<float>(weight), at<float>(bias), 0.0f}, result_kept, at<float>(out),
                                       first_row, rows, cols, threads);
+      });
+}
+
+void define_weight_grads(nb::module_& m) {
+  def(m, "weight_grad",
+      [](Address x, const Addresses& g, const Addresses& partial, const Addresses& dw, const std::vector<int64_t>& outs,
+         int64_t rows, int64_t in, int threads) {
+        const std::vector<WeightGrad> all = wanted(g, partial, dw, outs);
+        return kernels().weight_grad(at<float>(x), all.data(), int(all.size()), rows, in, threads);
+      });
+  def(m, "kept_weight_grad",
+      [](const KeptChain& k, Address weight, Address bias, bool result_kept, const Addresses& g,
+         const Addresses& partial, const Addresses& dw, const std::vector<int64_t>& outs, int64_t rows, int64_t in,
+         int threads) {
+        const std::vector<WeightGrad> all = wanted(g, partial, dw, outs);
+        return kernels().kept_weight_grad(k, {at<float>(weight), at<float>(bias), 0.0f}, result_kept, all.data(),
+                                          int(all.size()), rows, in, threads);
       });
 }
 
@@ -326,6 +353,7 @@ NB_MODULE(_native, m) {
   define_codes(m);
   define_int8(m);
   define_chains(m);
+  define_weight_grads(m);
   define_dropout(m);
   define_attention(m);
   define_norm(m);

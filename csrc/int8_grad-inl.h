@@ -75,6 +75,18 @@ static void pack_grad_rows(const G* g, const float* row_scale, int64_t first, in
     }
 }
 
+// dw = the sum of all slabs' sums, in order.
+static void add_slabs(const float* partial, float* dw, int64_t slabs, int64_t numel, int threads) {
+  parallel_for(numel, 4096, threads, [&](int64_t first, int64_t last) {
+    for (int64_t c = first; c < last; c += kLanes) {
+      const int64_t left = last - c;
+      f32x16 sum = load_part(partial + c, left);
+      for (int64_t slab = 1; slab < slabs; ++slab) sum = sum + load_part(partial + slab * numel + c, left);
+      put_part(dw + c, sum, left, false);
+    }
+  });
+}
+
 template <typename G>
 static bool int8_grad(const G* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial, float* dw,
                       int64_t rows, int64_t outs, int64_t in, int threads) {
@@ -114,14 +126,6 @@ static bool int8_grad(const G* g, const float* row_scale, const int8_t* x, uint6
       }
     }
   });
-  if (!enough) return false;
-  parallel_for(outs * in, 4096, threads, [&](int64_t first, int64_t last) {
-    for (int64_t c = first; c < last; c += kLanes) {
-      const int64_t left = last - c;
-      f32x16 sum = load_part(partial + c, left);
-      for (int64_t slab = 1; slab < slabs; ++slab) sum = sum + load_part(partial + slab * outs * in + c, left);
-      put_part(dw + c, sum, left, false);
-    }
-  });
-  return true;
+  if (enough) add_slabs(partial, dw, slabs, outs * in, threads);
+  return enough;
 }

@@ -124,6 +124,13 @@ inline int64_t grad_slabs(int64_t rows, int64_t outs, int64_t in) {
   return chunks < most ? (chunks > 0 ? chunks : 1) : most;
 }
 
+// One weight gradient: g [rows, outs], sums of grad_slabs slabs each [outs, in], and the result.
+struct WeightGrad {
+  const float* g;
+  float *partial, *dw;
+  int64_t outs;
+};
+
 struct Kernels {
   const char* name;
   // ops/spmm.py
@@ -173,6 +180,10 @@ struct Kernels {
                              float* dx, float* dweight, float* dbias, int64_t rows, int64_t cols, int threads);
   bool (*chain_decode)(KeptChain, RowAffine, bool result_kept, float* out, int64_t first_row, int64_t rows,
                        int64_t cols, int threads);
+  // ops/weight_grad.py; all gradients share the rows; false: no memory left for scratch
+  bool (*weight_grad)(const float* x, const WeightGrad*, int count, int64_t rows, int64_t in, int threads);
+  bool (*kept_weight_grad)(KeptChain, RowAffine, bool result_kept, const WeightGrad*, int count, int64_t rows,
+                           int64_t in, int threads);
   // ops/quantize_rows.py
   void (*quantize_rows)(const float* x, int8_t* codes, float* scale, int64_t rows, int64_t cols, Noise, int threads);
   void (*dequantize_rows)(const int8_t* codes, const float* scale, float* out, int64_t rows, int64_t cols, int threads);

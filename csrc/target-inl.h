@@ -44,6 +44,8 @@ namespace GOSSAMER_TARGET {
 
 #include "int8_grad-inl.h"
 
+#include "weight_grad-inl.h"
+
 #define GOSSAMER_STRING(name) #name
 #define GOSSAMER_NAME(name) GOSSAMER_STRING(name)
 
@@ -74,6 +76,8 @@ static const Kernels table = {
     chain_backward,
     chain_row_backward,
     chain_decode,
+    weight_grad,
+    kept_weight_grad,
     quantize_rows,
     dequantize_rows,
     pack,

@@ -134,7 +134,9 @@ def test_recipes_of_activations():
         setting = gs.recipes[f"exact-int{bits}"].activations
         assert isinstance(setting, gs.Blockwise) and (setting.bits, setting.block) == (bits, 256)
     assert gs.recipes["exact-int2-published"].activations == gs.Published()
-    assert all(recipe.compute == gs.Float32() for recipe in gs.recipes.values())
+    assert all(recipe.compute == gs.Float32() for name, recipe in gs.recipes.items() if name.startswith("exact"))
+    assert gs.recipes["tango"] == gs.Recipe(compute=gs.Int8()) and gs.recipes["tango-auto"].compute.auto
+    assert gs.recipes["feather"] == gs.Recipe(gs.Int8(), gs.recipes["exact-int2"].activations)
     with pytest.raises(UnknownRecipe, match="Did you mean 'exact-int2'"):
         gs.recipes["exact_int2"]
 

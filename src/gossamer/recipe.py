@@ -149,6 +149,7 @@ recipes: Mapping[str, Recipe] = _Recipes(
         "exact-int4": Recipe(activations=Blockwise(bits=4, bins="optimal")),
         "exact-int8": Recipe(activations=Blockwise(bits=8)),
         "tango": Recipe(compute=Int8()),
+        "tango-auto": Recipe(compute=Int8(auto=True)),
         "feather": Recipe(compute=Int8(), activations=Blockwise(bits=2, bins="optimal")),
     }
 )

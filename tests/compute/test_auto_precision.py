@@ -204,7 +204,7 @@ def test_what_is_decided_float32_computes_in_float32(name: str) -> None:
     assert told and {decision.compute for decision in told.values()} == {"float32"}
     multiplying = [module for module in model.modules() if hasattr(module, "weight") and module.weight.dim() == 2]
     assert multiplying and all(plan.of(module) is None for module in multiplying)
-    gs.lighten_(other, "float32")
+    gs.lighten_(other, gs.Recipe(compute=gs.Int8(float32=tuple(told))))
     for mode in (True, False):
         torch.manual_seed(3)
         expected = other.train(mode)(*inputs())

@@ -329,9 +329,6 @@ def test_restored(model):
     assert type(model) is kind and torch.equal(model.eval()(*data()), plain.eval()(*data()))
 
 
-TRACE = "rows are remembered in an attribute of the tensor, which copies and files take along"
-
-
 def _read():
     """A tensor changed twice, after a layer has read it; and the layer."""
     layer = nn.Linear(WIDTH, WIDTH)
@@ -341,7 +338,6 @@ def _read():
     return x, layer
 
 
-@pytest.mark.xfail(strict=True, reason=TRACE)
 def test_a_copy_of_the_input_is_another_tensor():
     """Its count of changes begins anew, so that it may come to the one at which the original was rounded."""
     x, layer = _read()
@@ -351,7 +347,6 @@ def test_a_copy_of_the_input_is_another_tensor():
     torch.testing.assert_close(layer(other), layer(other.clone()))
 
 
-@pytest.mark.xfail(strict=True, reason=TRACE)
 def test_an_input_is_saved_and_loaded_as_before():
     x, _ = _read()
     buffer = io.BytesIO()
@@ -360,7 +355,6 @@ def test_an_input_is_saved_and_loaded_as_before():
     assert torch.equal(torch.load(buffer, weights_only=True)["x"], x)
 
 
-@pytest.mark.xfail(strict=True, reason="setting `data` does not count as a change of the tensor")
 def test_an_input_whose_data_was_exchanged():
     x, layer = _read()
     x.data = torch.randn(NODES, WIDTH)

@@ -82,7 +82,7 @@ class _OfNeighbours(torch.autograd.Function):
         needs, dout = ctx.needs_input_grad, dout.contiguous()
         with torch.no_grad():
             x = x if ctx.dropout is None else ops.dropout(x, *ctx.dropout)
-            dweight = torch.mm(dout.t(), ctx.summed(x)) if needs[1] else None
+            dweight = ops.weight_grad(dout, ctx.summed(x)) if needs[1] else None
             dbias = ops.column_sums(dout) if needs[2] else None
         return refuse_twice(None, dweight, dbias, dout if needs[3] else None, None, None)
 

@@ -91,8 +91,8 @@ class _Refusal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *unused: Tensor) -> Any:
         raise RuntimeError(
-            "activations kept in few bits allow one derivative: what backward decodes is not a function of the input. "
-            "For second derivatives keep them whole, with activations=gs.Keep()"
+            "few bits allow one derivative: what backward decodes or rounds is not a function of the input. For second "
+            "derivatives use activations=gs.Keep() and compute=gs.Float32()"
         )
 
 

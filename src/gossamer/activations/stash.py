@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import ops
 from ..codecs import Blockwise, Codec, Projected, Uniform
@@ -53,17 +54,17 @@ class Dropped(NamedTuple):
     seed: int
 
 
-_MARK = "_gossamer_stash"
+_marks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def mark(out: Tensor, stash: Stash | Dropped) -> Tensor:
-    setattr(out, _MARK, (stash, out._version))
+    _marks[out] = (stash, out._version)
     return out
 
 
 def mark_of(x: Tensor) -> Stash | Dropped | None:
-    stash, version = getattr(x, _MARK, (None, None))
-    return stash if version == x._version else None
+    stash, version = _marks.get(x, (None, None))
+    return stash if stash is not None and version == x._version else None
 
 
 def layout_of(codec: Codec, columns: int, device: torch.device) -> tuple[int, int, bool, Tensor | None] | None:
@@ -106,7 +107,7 @@ def coded(x: Tensor, codec: Codec) -> Source:
 
 
 def _given(saved: Saved, douts: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.mm(dout.t(), saved[0]) for dout in douts]  # type: ignore[arg-type]
+    return [ops.weight_grad(dout, saved[0]) for dout in douts]
 
 
 def _dropped(p: float, seed: int, saved: Saved, douts: Sequence[Tensor]) -> list[Tensor]:

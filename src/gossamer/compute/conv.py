@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import memory, ops
+from .. import memory
 from ..activations.chain import LARGE
 from ..activations.hook_account import layer_here
 from ..activations.noise import refuse_twice
 from .adjacency import Adjacency
+from .box import Box, leave_box
 from .entry import Entry, Norm, come_in, leave, operand, refuse_nan
-from .gradients import through
+from .gradients import Delivered, Gradient, readers, through
 from .rows import Rows, Seeds, Weight, weight_rows
 from .watch import Watch
 
@@ -36,6 +37,7 @@ class Spec(NamedTuple):
 
     entry: Entry
     first: str  # "products", "multiply" or "aggregate"
+    box: Box
     adjacency: Adjacency | None = None
 
 
@@ -52,8 +54,12 @@ class _Int8(torch.autograd.Function):
             spec = spec._replace(entry=spec.entry.unwatched())
         weights = [_weight(w, spec.entry.watch) for w in params[::2] if w is not None]
         biases, seeds = params[1::2], Seeds(spec.entry.how, x)
+        wanted = any(ctx.needs_input_grad[:3])
+        if any(ctx.needs_input_grad) and rows is None:
+            spec.box.ask_for(readers(weights, spec, wanted), seeds, spec.entry.watch)
         came = come_in(x, (nweight, nbias, nmean, nvar), spec.entry, seeds)
-        outs, extra = _run(came.rows, spec, weights, biases, rows, seeds)
+        data = spec.entry.chain is None and not x.requires_grad
+        outs, extra = _run(came.rows, spec, weights, biases, rows, seeds, data)
         kept: tuple[Tensor | None, ...] = came.tensors
         if extra and len(weights) == 1 and spec.entry.chain is None:
             kept = ()  # only what was aggregated is multiplied
@@ -74,22 +80,25 @@ class _Int8(torch.autograd.Function):
         if spec.entry.plan is not None and ctx.shape.numel() >= LARGE:
             memory.trim_heap()
         with torch.no_grad():
-            douts = [dout.contiguous() for dout in grads[:-2]]
-            for dout in douts:
-                refuse_nan("the gradients", dout, ctx.layer or "in a layer that ran before anomaly mode was on")
+            found = spec.box.take(grads[0])
+            douts: list[Gradient | Delivered] = [] if found is None else [Delivered(*found)]
+            for dout in grads[:-2] if found is None else ():
+                douts.append(Gradient(dout.contiguous(), ctx.seeds, spec.entry.watch))
+            for each in douts:
+                refuse_nan("the gradients", each.shown, ctx.layer or "in a layer that ran before anomaly mode was on")
             x = operand(kept, ctx.settings) if kept else None
-            wanted = needs[0] or needs[1] or needs[2]
+            wanted = any(needs[:3])
             drows, dweights = through(douts, x, extra, weights, spec, ctx.seeds, wanted)
             dx, dnweight, dnbias = (None,) * 3 if drows is None else leave(drows, spec.entry, kept, ctx.settings)
             params: list[Tensor | None] = []
-            sums = [ops.column_sums(d) if any(needs[8 + 2 * k] for k in range(count)) else None for d in douts]
+            sums = [d.sums() if any(needs[8 + 2 * k] for k in range(count)) else None for d in douts]
             for k, dweight in enumerate(dweights):
                 own_sum = sums[min(k, len(sums) - 1)]
                 params += [dweight if needs[7 + 2 * k] else None, own_sum if needs[8 + 2 * k] else None]
         if spec.entry.watch is not None:
             spec.entry.watch.end_step()
         own = (dx if needs[0] else None, dnweight if needs[1] else None, dnbias if needs[2] else None)
-        return refuse_twice(*own, None, None, douts[0] if needs[5] else None, None, *params)
+        return refuse_twice(*own, None, None, grads[0] if needs[5] else None, None, *params)
 
 
 def _weight(weight: Tensor, watch: Watch | None) -> Weight:
@@ -101,8 +110,9 @@ def _weight(weight: Tensor, watch: Watch | None) -> Weight:
 
 
 def _run(
-    x: Rows, spec: Spec, weights: Sequence[Weight], biases: Sequence[Tensor | None], rows: Tensor | None, seeds: Seeds
-) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    x: Rows, spec: Spec, weights: Sequence[Weight], biases: Sequence[Tensor | None], rows: Tensor | None,
+    seeds: Seeds, data: bool,
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
     """The results, and what else backward needs."""
     adjacency, watch = spec.adjacency, spec.entry.watch
     if adjacency is None:
@@ -115,7 +125,8 @@ def _run(
         if watch is not None:
             watch.see("h", weights[0].forward(x), h)
         return [adjacency.sum(h, biases[0], rows)], ()
-    z = adjacency.sum_rows(x, seeds.of_sum())
+    again = data and spec.entry.plan is None and seeds.of_sum() is None
+    z = adjacency.sum_of_data(x) if again else adjacency.sum_rows(x, seeds.of_sum())
     if watch is not None:
         watch.see("z", adjacency.sum(x, None, None), z)
     return [weights[0].forward(z, biases[0], rows)], () if spec.entry.plan is not None else z
@@ -126,7 +137,7 @@ def products(
     rows: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """x W_k^T + b_k for each k (the first plus `rows`), then the chain's mean and variance."""
-    return _apply(x, norm, rows, Spec(entry, "products"), weights, biases)
+    return _apply(x, norm, rows, Spec(entry, "products", Box()), weights, biases)
 
 
 def convolve(
@@ -137,11 +148,14 @@ def convolve(
 
     `first` is "multiply" or "aggregate".
     """
-    return _apply(x, norm, rows, Spec(entry, first, adjacency), weights, biases)
+    return _apply(x, norm, rows, Spec(entry, first, Box(), adjacency), weights, biases)
 
 
 def _apply(
     x: Tensor, norm: Norm, rows: Tensor | None, spec: Spec, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
     params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
-    return _Int8.apply(x.float().contiguous(), *norm, rows, spec, *params)
+    outs = _Int8.apply(x.float().contiguous(), *norm, rows, spec, *params)
+    if len(outs) == 3:
+        leave_box(outs[0], spec.box)
+    return outs

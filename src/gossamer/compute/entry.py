@@ -26,6 +26,7 @@ from ..activations.stash import layout_of
 from ..ops.chain_keep import kept_of
 from ..ops.kept_chain import Kept
 from ..ops.norm_act import Over
+from .box import Box
 from .plan import Int8
 from .rows import Rows, Seeds, quantised
 from .watch import Watch
@@ -35,11 +36,12 @@ Norm = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 class Entry(NamedTuple):
-    """What was told of the rows' way in: the chain before them, and how activations are kept."""
+    """What was told of the rows' way in: the chain before them, how activations are kept, where d x goes (box.py)."""
 
     how: Int8
     chain: Settings | None = None
     plan: Plan | None = None
+    box: Box | None = None
 
     @property
     def watch(self) -> Watch | None:
@@ -142,6 +144,8 @@ def leave(
         return drows, None, None
     if settings is None:
         _, _, x, weight, bias, mean, var = tensors
+        if entry.box is not None:
+            return entry.box.fill((drows, x, weight, bias, mean, var), how)
         return ops.OPS["norm_act_backward"](drows, x, weight, bias, mean, var, *how)
     *kept, weight, _, var = tensors
     dweight, dbias = ops.chain_backward(drows, drows, *kept, *settings[:-1], weight, var, how.over, how.eps)

@@ -18,17 +18,65 @@ if TYPE_CHECKING:
 Back = tuple[Tensor | None, list[Tensor]]
 
 
+class Gradient:
+    """The gradient of a result, in float32."""
+
+    def __init__(self, dout: Tensor, seeds: Seeds, watch: Watch | None) -> None:
+        self.shown, self._seeds, self._watch = dout, seeds, watch
+
+    def rounded(self, factor: Tensor | None) -> Rows:
+        rows = Rows(*ops.quantize_times(self.shown, factor, self._seeds.of_gradient()))
+        if self._watch is not None:
+            self._watch.see("dout", self.shown, rows, factor)
+        return rows
+
+    def sums(self) -> Tensor:
+        return ops.column_sums(self.shown)
+
+    def times(self, x: Rows, seed: int) -> Tensor:
+        """dout^T x^."""
+        return ops.int8_grad(self.shown, None, *x, seed)
+
+
+class Delivered:
+    """The gradient as it came in a box: rows by each factor, in the order of `readers`, and column sums."""
+
+    def __init__(self, rows: list[Rows], sums: Tensor) -> None:
+        self._rows, self._sums, self._next = rows, sums, 0
+
+    @property
+    def shown(self) -> Tensor:
+        return self._rows[0].scale
+
+    def rounded(self, factor: Tensor | None) -> Rows:
+        self._next += 1
+        return self._rows[self._next - 1]
+
+    def sums(self) -> Tensor:
+        return self._sums
+
+    def times(self, x: Rows, seed: int) -> Tensor:
+        return ops.int8_grad(*self._rows[0], *x, seed)
+
+
+def readers(weights: Sequence[Weight], spec: Spec, wanted: bool) -> list[Tensor | None]:
+    """The factors by which backward will want the gradient rounded, in that order; the first may serve `times` too."""
+    if spec.first == "multiply":
+        return [None, *(weight.folded for weight in weights[1:] if wanted)]
+    return [weight.folded for weight in weights] if wanted else [None]
+
+
 def through(
-    douts: list[Tensor], x: Rows | None, extra: Sequence[Tensor], weights: Sequence[Weight], spec: Spec, seeds: Seeds,
-    wanted: bool,
+    douts: Sequence[Gradient | Delivered], x: Rows | None, extra: Sequence[Tensor], weights: Sequence[Weight],
+    spec: Spec, seeds: Seeds, wanted: bool,
 ) -> Back:  # fmt: skip
     """Gradients of the rows that came in (if wanted) and of the weights."""
     adjacency, watch = spec.adjacency, spec.entry.watch
     if adjacency is None:
-        return _through_products(zip(douts, weights, strict=True), x, seeds, wanted, watch)
+        return _through_products(zip(douts, weights, strict=True), x, seeds, wanted)
     (dout,), drows = douts, None
     if spec.first == "multiply":
-        g = _rounded(dout, None, seeds, watch)
+        g = dout.rounded(None)
         dh = adjacency.back_rows(g, weights[0].folded, seeds.of_gradient())
         if watch is not None:
             watch.see("dh", adjacency.back(g), dh, weights[0].folded)
@@ -38,47 +86,41 @@ def through(
         z = Rows(*extra) if extra else adjacency.sum_rows(x, seeds.of_sum())  # type: ignore[arg-type]
         first, drows = _through_sum(dout, z, weights[0], adjacency, seeds, wanted, watch)
     own = [(dout, weight) for weight in weights[1:]]
-    drows, others = _through_products(own, x, seeds, wanted, watch, drows)
+    drows, others = _through_products(own, x, seeds, wanted, drows)
     return drows, [first, *others]
 
 
 def _through_sum(
-    dout: Tensor, z: Rows, weight: Weight, adjacency: Adjacency, seeds: Seeds, wanted: bool, watch: Watch | None
-) -> tuple[Tensor, Tensor | None]:
+    dout: Gradient | Delivered, z: Rows, weight: Weight, adjacency: Adjacency, seeds: Seeds, wanted: bool,
+    watch: Watch | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The gradients of a weight behind a sum and, if wanted, of the rows before it."""
     if not wanted:
-        return _dweight(dout, z, weight, seeds), None
-    g = _rounded(dout, weight.folded, seeds, watch)
+        return dout.times(z, seeds.of_weight_gradient()), None
+    g = dout.rounded(weight.folded)
     dz = weight.backward_rows(g, seeds.of_gradient())
     if watch is not None:
         watch.see("dz", weight.backward(g), dz)
-    drows = adjacency.back(dz)
-    return _dweight(g, z, weight, seeds), drows
+    return _dweight(g, z, weight, seeds), adjacency.back(dz)
 
 
 def _through_products(
-    pairs: Iterable[tuple[Tensor, Weight]], x: Rows | None, seeds: Seeds, wanted: bool, watch: Watch | None,
+    pairs: Iterable[tuple[Gradient | Delivered, Weight]], x: Rows | None, seeds: Seeds, wanted: bool,
     drows: Tensor | None = None,
 ) -> Back:  # fmt: skip
     dweights = []
     for dout, weight in pairs:
-        g = _rounded(dout, weight.folded, seeds, watch) if wanted else dout
-        drows = weight.backward(g, drows) if isinstance(g, Rows) else drows
+        assert x is not None
+        if not wanted:
+            dweights.append(dout.times(x, seeds.of_weight_gradient()))
+            continue
+        g = dout.rounded(weight.folded)
+        drows = weight.backward(g, drows)
         dweights.append(_dweight(g, x, weight, seeds))
     return drows, dweights
 
 
-def _rounded(dout: Tensor, factor: Tensor | None, seeds: Seeds, watch: Watch | None) -> Rows:
-    rows = Rows(*ops.quantize_times(dout, factor, seeds.of_gradient()))
-    if watch is not None:
-        watch.see("dout", dout, rows, factor)
-    return rows
-
-
-def _dweight(g: Rows | Tensor, x: Rows | None, weight: Weight, seeds: Seeds) -> Tensor:
-    """dW from gradients, or from rows of gradients that were multiplied by the weight's scales."""
+def _dweight(g: Rows, x: Rows | None, weight: Weight, seeds: Seeds) -> Tensor:
+    """dW from rows of gradients that were multiplied by the weight's scales."""
     assert x is not None
-    seed = seeds.of_weight_gradient()
-    if isinstance(g, Tensor):
-        return ops.int8_grad(g, None, *x, seed)
-    return ops.int8_grad(*g, *x, seed).div_(weight.folded.unsqueeze(1))
+    return ops.int8_grad(*g, *x, seeds.of_weight_gradient()).div_(weight.folded.unsqueeze(1))

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import ops
 from ..activations.noise import draw_seed
 from .plan import Int8
 
-_MARK = "_gossamer_rows"
+_remembered: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class Rows(NamedTuple):
@@ -24,15 +25,17 @@ class Rows(NamedTuple):
 
 
 def quantised(x: Tensor, how: Int8) -> Rows:
-    """The rows of x; rounded to nearest they are remembered with x."""
+    """The rows of x; rounded to nearest they are remembered for as long as x lives and is not changed."""
     if how.rounding == "stochastic":
         return Rows(*ops.quantize_rows(x.detach(), draw_seed(x)))
-    known, version = getattr(x, _MARK, (None, None))
-    if known is not None and not x.is_inference() and version == x._version:
-        return known
+    if x.is_inference():  # such tensors count no changes
+        return Rows(*ops.quantize_rows(x))
+    version = (x._version, x.data_ptr(), tuple(x.shape))
+    known = _remembered.get(x)
+    if known is not None and known[0] == version:
+        return known[1]
     rows = Rows(*ops.quantize_rows(x.detach()))
-    if not x.is_inference():
-        setattr(x, _MARK, (rows, x._version))
+    _remembered[x] = (version, rows)
     return rows
 
 

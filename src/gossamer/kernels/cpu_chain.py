@@ -16,7 +16,7 @@ from ..ops.kept_chain import Kept, is_smooth, slope_range
 from ..ops.norm_act import Over, rstd_of
 from . import native, num_threads
 from ._arguments import F32, MASK64, at, contiguous, noise, row_sums_scratch
-from .cpu_dense import column_affine, correction, moments
+from .cpu_dense import WeightGrads, column_affine, correction, moments
 
 TILE_ELEMENTS = 2**20
 """Small beside the results; large enough that waiting for all threads twice a tile does not show on a busy machine."""
@@ -176,13 +176,13 @@ def _kept_rows(*args: Any) -> Tensor:
 
 
 def _kept_products(douts: list[Tensor], *args: Any) -> list[Tensor]:
-    k = _contiguous_kept(args)
-    run = _decoder(k, *args[15:])
-    sums = [dout.new_zeros(dout.size(1), k.columns) for dout in douts]
-    for start, end, tile in _run_tiles(k.rows, k.columns, 1, run):
-        for total, dout in zip(sums, douts, strict=True):
-            total.addmm_(dout[start:end].t(), tile)
-    return sums
+    k, (weight, bias, result) = _contiguous_kept(args), args[15:]
+    if min(k.rows, k.columns, *(dout.size(1) for dout in douts)) == 0:
+        return [dout.new_zeros(dout.size(1), k.columns) for dout in douts]
+    wanted, (weight, bias) = WeightGrads(douts, k.rows, k.columns), contiguous(weight, bias)
+    given = (_native_chain(k), at(weight), at(bias), result)
+    _enough(native.kept_weight_grad(*given, *wanted.arguments, k.rows, k.columns, num_threads()))
+    return wanted.dws
 
 
 def _kept_codes(*args: Any) -> tuple[Tensor, Tensor]:

@@ -68,6 +68,30 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None)
     return out.addmm_(x, weight.t())
 
 
+class WeightGrads:
+    """Room for the weight gradients of products of the same rows, as native kernels take it."""
+
+    def __init__(self, gs: list[Tensor], rows: int, columns: int) -> None:
+        self._gs = [g.contiguous() for g in gs]
+        self.outs = [g.size(1) for g in gs]
+        slabs = native.grad_slabs(rows, max([1, *self.outs]), columns)
+        self._partial = [memory.empty([slabs, outs, columns], F32) for outs in self.outs]
+        self.dws = [memory.empty([outs, columns], F32) for outs in self.outs]
+
+    @property
+    def arguments(self) -> tuple[list[int], ...]:
+        return *([at(t) for t in tensors] for tensors in (self._gs, self._partial, self.dws)), self.outs
+
+
+def _weight_grad(g: Tensor, x: Tensor) -> Tensor:
+    if x.dtype != F32 or min(*x.shape, g.size(1)) == 0:
+        return OPS["weight_grad"].reference(g, x)
+    x, wanted = x.contiguous(), WeightGrads([g], x.size(0), x.size(1))
+    if not native.weight_grad(at(x), *wanted.arguments, *x.shape, num_threads()):
+        raise MemoryError("no memory left for the scratch of a weight gradient")
+    return wanted.dws[0]
+
+
 def moments(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over columns, or over everything from those."""
     mean, var = x.new_empty(x.size(1)), x.new_empty(x.size(1))
@@ -178,6 +202,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "masked_scale": _masked_scale,
     "column_sums": _column_sums,
     "linear": _linear,
+    "weight_grad": _weight_grad,
     "norm_act": _norm_act,
     "norm_act_backward": _norm_act_backward,
 }

@@ -115,8 +115,8 @@ def _norm_act_backward_rows(
     seeds: list[int], stochastic: bool,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:  # fmt: skip
     if x.numel() == 0:
-        given = (dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed)
-        return OPS["norm_act_backward_rows"].reference(*given, factors, seeds, stochastic)
+        plain = (dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed)
+        return OPS["norm_act_backward_rows"].reference(*plain, factors, seeds, stochastic)
     dout, x, *factors = contiguous(dout, x, *factors)
     columns, by_x, constant, dweight, dbias = column_gradient(
         dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed

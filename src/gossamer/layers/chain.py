@@ -18,7 +18,9 @@ from torch_geometric import nn as pyg
 from .. import ops
 from ..activations import chain as keeping
 from ..activations.plan import Plan
+from ..compute import box as boxes
 from ..compute.entry import Entry
+from ..compute.plan import LEAST as LEAST_INT8
 from ..compute.plan import Int8, worth
 from ..ops.activation import ACTIVATIONS
 from ..ops.norm_act import Over
@@ -82,8 +84,13 @@ def norm_of(module: nn.Module | None, x: Tensor) -> Norm | None:
     return None
 
 
-def takes(x: Tensor, plan: Plan | None) -> bool:
-    """Whether a fused op on x is worth its call: it saves memory passes, or what is kept of x is to be compressed."""
+def takes(x: Tensor, plan: Plan | None, how: Int8 | None = None) -> bool:
+    """Whether a fused op on x is worth its call: it saves memory passes, or what is kept of x is to be compressed.
+
+    Where products are in int8, ours are used from few elements on: torch's norms depend on the number of threads.
+    """
+    if how is not None and rules.dense(x, LEAST_INT8):
+        return True
     if plan is not None and plan.worth(x) and x.dim() == 2 and x.dtype in (torch.float32, torch.float64):
         return True
     return rules.dense(x)
@@ -96,12 +103,13 @@ def run(
     drop: nn.Dropout | float = 0.0,
     batch: Batch = None,
     plan: Plan | None = None,
+    how: Int8 | None = None,
 ) -> Tensor:
     """drop(act(norm(x))), fused where that is possible and pays.
 
     `drop` is a module, or a probability that holds now; `batch` is passed to norms that ask which rows are one graph.
     """
-    known = _known(x, norm, act, drop, batch, plan)
+    known = _known(x, norm, act, drop, batch, plan, how)
     if known is not None:
         return apply(x, *known, norm, plan)
     if norm is not None:
@@ -126,10 +134,10 @@ def _drop(x: Tensor, p: float, seed: int, plan: Plan | None) -> Tensor:
 
 def _known(
     x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dropout | float, batch: Batch,
-    plan: Plan | None,
+    plan: Plan | None, how: Int8 | None,
 ) -> tuple[Norm, Act, float] | None:  # fmt: skip
     """The chain as fused ops know it, None if one of its modules is to be called by itself."""
-    if (batch is not None and batch[0] is not None) or not takes(x, plan):
+    if (batch is not None and batch[0] is not None) or not takes(x, plan, how):
         return None
     if rules.hooked(norm, act, drop, getattr(norm, "module", None)):
         return None
@@ -188,10 +196,11 @@ class Pending:
     """
 
     def __init__(
-        self, x: Tensor, known: tuple[Norm, Act, float], module: nn.Module | None, plan: Plan | None, keeps: bool
-    ) -> None:
+        self, x: Tensor, known: tuple[Norm, Act, float], module: nn.Module | None, plan: Plan | None, keeps: bool,
+        box: boxes.Box | None = None,
+    ) -> None:  # fmt: skip
         self._x: Tensor | None = x
-        self._known, self._module, self._plan, self._keeps = known, module, plan, keeps
+        self._known, self._module, self._plan, self._keeps, self._box = known, module, plan, keeps, box
 
     @property
     def x(self) -> Tensor:
@@ -200,6 +209,9 @@ class Pending:
         return self._x
 
     def run(self) -> Tensor:
+        if self._box is not None:
+            box = self._box
+            return self._through(lambda x, norm, settings: boxes.norm_act(x, norm, settings, box))[0]
         x, self._x = self.x, None
         return apply(x, *self._known, self._module, self._plan)
 
@@ -219,7 +231,7 @@ class Pending:
     def in_int8(self, how: Int8, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """The results of consume(x, entry, norm), which takes the chain's result as int8 rows."""
         plan = self._plan if self._keeps else None
-        return self._through(lambda x, norm, settings: consume(x, Entry(how, settings, plan), norm))
+        return self._through(lambda x, norm, settings: consume(x, Entry(how, settings, plan, self._box), norm))
 
     def _through(self, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         (norm, act, p), x = self._known, self.x.contiguous()
@@ -232,17 +244,22 @@ class Pending:
 
 def pend(
     x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dropout | float, batch: Batch,
-    plan: Plan | None, how: Int8 | None = None,
+    plan: Plan | None, how: Int8 | None = None, sole: bool = False,
 ) -> Pending | Tensor:  # fmt: skip
-    """The chain, to be run with what follows it if its result need then not be kept, or made; else its result."""
-    known, how = _known(x, norm, act, drop, batch, plan), how if worth(x) else None
+    """The chain, to be run with what follows it if its result need then not be kept, or made; else its result.
+
+    `sole`: nobody else reads x, so that its gradient may go to its maker as int8 rows.
+    """
+    how = how if worth(x) else None
+    known = _known(x, norm, act, drop, batch, plan, how)
     if known is None or (plan is None and how is None):
-        return run(x, norm, act, drop, batch, plan)
+        return run(x, norm, act, drop, batch, plan, how)
     linear_given_bits = known[1].name in ("identity", "relu", "leaky_relu")
     keeps = plan is not None and plan.shared and plan.worth(x) and keeping.fits(x, plan) and linear_given_bits
     if not keeps and (how is None or (plan is not None and plan.worth(x)) or x.dtype != torch.float32):
-        return run(x, norm, act, drop, batch, plan)
-    return Pending(x, known, norm, plan, keeps)
+        return run(x, norm, act, drop, batch, plan, how)
+    boxed = sole and not keeps and boxes.takes(known[0].over)
+    return Pending(x, known, norm, plan, keeps, boxes.box_of(x) if boxed else None)
 
 
 def _follow(norm: Norm, module: nn.Module | None, mean: Tensor, var: Tensor, rows: int) -> None:

@@ -14,6 +14,7 @@ from ..activations.linear import products
 from ..activations.plan import Plan
 from ..activations.plan import of as plan_of
 from ..activations.stash import layout_of
+from ..compute.box import drop_box
 from ..compute.conv import products as int8_products
 from ..compute.entry import Entry
 from ..compute.plan import Int8, worth
@@ -80,21 +81,23 @@ class Linear(nn.Linear):
     """y = x W^T + b."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self))
+        out = linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self))
+        return drop_box(out) if rules.hooked(self) else out
 
 
 class PygLinear(pyg.Linear):
     """y = x W^T + b, with PyG's initialisation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self))
+        out = linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self))
+        return drop_box(out) if rules.hooked(self) else out
 
 
 class BatchNorm1d(nn.BatchNorm1d):
     """Each column to mean 0 and variance 1, then scaled and shifted."""
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = chain.norm_of(self, x) if chain.takes(x, plan_of(self)) else None
+        norm = chain.norm_of(self, x) if chain.takes(x, plan_of(self), int8_of(self)) else None
         return super().forward(x) if norm is None else chain.apply(x, norm, chain.IDENTITY, 0.0, self, plan_of(self))
 
 
@@ -102,7 +105,7 @@ class LayerNorm(nn.LayerNorm):
     """Each row to mean 0 and variance 1, then scaled and shifted."""
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = chain.norm_of(self, x) if chain.takes(x, plan_of(self)) else None
+        norm = chain.norm_of(self, x) if chain.takes(x, plan_of(self), int8_of(self)) else None
         return super().forward(x) if norm is None else chain.apply(x, norm, chain.IDENTITY, 0.0, self, plan_of(self))
 
 
@@ -111,7 +114,7 @@ class PygLayerNorm(pyg.LayerNorm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         plain = batch is None or self.mode == "node"
-        norm = chain.norm_of(self, x) if plain and chain.takes(x, plan_of(self)) else None
+        norm = chain.norm_of(self, x) if plain and chain.takes(x, plan_of(self), int8_of(self)) else None
         if norm is None:
             return super().forward(x, batch, batch_size)
         return chain.apply(x, norm, chain.IDENTITY, 0.0, self, plan_of(self))
@@ -119,7 +122,7 @@ class PygLayerNorm(pyg.LayerNorm):
 
 def _activation(module: Any, x: Tensor) -> Tensor | None:
     plan = plan_of(module)
-    if getattr(module, "inplace", False) or not chain.takes(x, plan):
+    if getattr(module, "inplace", False) or not chain.takes(x, plan, int8_of(module)):
         return None
     act = chain.act_of(module)
     return None if act is None else chain.apply(x, chain.NO_NORM, act, 0.0, None, plan)

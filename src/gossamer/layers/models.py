@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 from ..activations.plan import of as plan_of
+from ..compute.box import drop_box
 from ..compute.conv import products as int8_products
 from ..compute.plan import of as int8_of
 from . import chain, rules
@@ -37,17 +38,19 @@ class _Stacked:
         if model.supports_edge_attr:
             given["edge_attr"] = edge_attr
         grouped = (batch, batch_size) if model.supports_norm_batch else None
-        plan, hidden = plan_of(model), []
+        plan, how, hidden = plan_of(model), int8_of(model), []
         for k, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
             x = _convolved(conv, x, edge_index, given)
             if k == model.num_layers - 1 and model.jk_mode is None:
                 break
             if model.act is not None and model.act_first:
-                x = chain.run(chain.run(x, act=model.act, plan=plan), norm, None, model.dropout, grouped, plan)
+                x = chain.run(
+                    chain.run(x, act=model.act, plan=plan, how=how), norm, None, model.dropout, grouped, plan, how
+                )
             elif hasattr(model, "jk"):
-                x = chain.run(x, norm, model.act, model.dropout, grouped, plan)
+                x = chain.run(x, norm, model.act, model.dropout, grouped, plan, how)
             else:
-                x = chain.pend(x, norm, model.act, model.dropout, grouped, plan, int8_of(model))
+                x = chain.pend(x, norm, model.act, model.dropout, grouped, plan, how, sole=True)
             if hasattr(model, "jk"):
                 hidden.append(x)
         x = x.run() if isinstance(x, chain.Pending) else x
@@ -57,10 +60,10 @@ class _Stacked:
 
 def _convolved(conv: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> Any:
     """conv(x, ...), where x may be a chain that waits for conv's product."""
+    x = x.run() if isinstance(x, chain.Pending) and (not hasattr(conv, "after_chain") or rules.hooked(conv)) else x
     if not isinstance(x, chain.Pending):
-        return conv(x, edge_index, **given)
-    if not hasattr(conv, "after_chain") or rules.hooked(conv):
-        return conv(x.run(), edge_index, **given)
+        out = conv(x, edge_index, **given)
+        return drop_box(out) if rules.hooked(conv) else out
     return conv.after_chain(x, edge_index, **given)
 
 
@@ -94,7 +97,8 @@ class MLP(pyg.MLP):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None, return_emb: Any = None
     ) -> Any:
-        return self.after_first(self.lins[0](x), batch, batch_size, return_emb)
+        out = self.after_first(self.lins[0](x), batch, batch_size, return_emb)
+        return drop_box(out) if rules.hooked(self) else out
 
     def after_first(
         self, x: Any, batch: Tensor | None = None, batch_size: int | None = None, return_emb: Any = None
@@ -102,15 +106,16 @@ class MLP(pyg.MLP):
         """What follows the first product."""
         drops = self.dropout if self.training else [0.0] * len(self.dropout)
         grouped = (batch, batch_size) if self.supports_norm_batch else None
-        plan, emb = plan_of(self), None
+        plan, how, emb = plan_of(self), int8_of(self), None
         for k, (lin, norm, p) in enumerate(zip(self.lins, self.norms, drops, strict=False)):  # a plain last has no norm
             x = x if k == 0 else _multiplied(lin, x)
             if self.act is not None and self.act_first:
-                x = chain.run(chain.run(x, act=self.act, plan=plan), norm, None, p, grouped, plan)
+                x = chain.run(x, act=self.act, plan=plan, how=how)
+                x = chain.run(x, norm, None, p, grouped, plan, how)
             elif return_emb is True:
-                x = emb = chain.run(x, norm, self.act, p, grouped, plan)
+                x = emb = chain.run(x, norm, self.act, p, grouped, plan, how)
             else:
-                x = chain.pend(x, norm, self.act, p, grouped, plan, int8_of(self))
+                x = chain.pend(x, norm, self.act, p, grouped, plan, how, sole=True)
         if self.plain_last:
             x = chain.dropout(x if len(self.lins) == 1 else _multiplied(self.lins[-1], x), drops[-1], plan)
         x = x.run() if isinstance(x, chain.Pending) else x
@@ -121,13 +126,15 @@ class Sequential(nn.Sequential):
     """One module after the other; a run of norm, activation, dropout (each may be missing) at once."""
 
     def forward(self, x: Any) -> Any:
-        return self._through(list(self), x)
+        out = self._through(list(self), x, own=False)
+        return drop_box(out) if rules.hooked(self) else out
 
     def after_first(self, x: Any) -> Any:
         """What follows the first module."""
-        return self._through(list(self)[1:], x)
+        return self._through(list(self)[1:], x, own=True)
 
-    def _through(self, modules: list[nn.Module], x: Any) -> Any:
+    def _through(self, modules: list[nn.Module], x: Any, own: bool) -> Any:
+        """`own`: nobody else has x."""
         plan = plan_of(self)
         while modules:
             run = _leading_chain(modules) if isinstance(x, Tensor) else []
@@ -136,10 +143,11 @@ class Sequential(nn.Sequential):
                 for module, kind in zip(modules, run, strict=False):
                     slots[kind] = module
                 norm, act, drop = slots
-                x, modules = chain.pend(x, norm, act, drop, None, plan, int8_of(self)), modules[len(run) :]
+                x, modules = chain.pend(x, norm, act, drop, None, plan, int8_of(self), own), modules[len(run) :]
                 if isinstance(x, chain.Pending) and not (modules and is_plain(modules[0])):
                     x = x.run()
             else:
+                own = is_plain(modules[0])  # others may give back what they were given
                 x, modules = _multiplied(modules[0], x), modules[1:]
         return x
 

@@ -30,6 +30,7 @@ from .spmm import spmm
 from .spmm_int8 import spmm_int8
 from .spmm_max import spmm_max
 from .unpack import unpack
+from .weight_grad import weight_grad
 
 __all__ = [
     "NATIVE",
@@ -74,4 +75,5 @@ __all__ = [
     "transpose_csr",
     "unpack",
     "unpack_fixed",
+    "weight_grad",
 ]

@@ -29,8 +29,8 @@ def _check(
     over: int, eps: float, act: int, slope: float, p: float, seed: int, factors: list[Tensor | None],
     seeds: list[int], stochastic: bool,
 ) -> None:  # fmt: skip
-    fixed = (mean, var) if over == Over.FIXED else (None, None)
-    check_norm_act(x, weight, bias, *fixed, over, eps, act, slope, p, seed)
+    used = (mean, var) if over == Over.FIXED else (None, None)
+    check_norm_act(x, weight, bias, used[0], used[1], over, eps, act, slope, p, seed)
     _checks.dtype_of("x", x, (torch.float32,))
     _checks.dtype_of("dout", dout, (torch.float32,))
     _checks.shape_of("dout", dout, tuple(x.shape), f"of x, {tuple(x.shape)}")
