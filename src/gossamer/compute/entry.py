@@ -3,8 +3,9 @@
     alone        x is rounded                                            d x = d rows
     by a chain   dropout(act(norm(x))) is rounded as it is made          d x by ops.norm_act's backward, from x
 
-What is kept for dW is the int8 rows, and x for the chain's backward. Where the recipe's `activations` has a codec, its
-few bits take the place of both (activations/chain.py): dW then multiplies what they decode to.
+What is kept for dW is the int8 rows, and x for the chain's backward, or a bit per element if there is no norm. Where the
+recipe's `activations` has a codec, its few bits take the place of all that (activations/chain.py): dW then multiplies
+what they decode to.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..activations.noise import refuse_nan as refuse_kept_nan
 from ..activations.plan import Plan
 from ..activations.stash import layout_of
 from ..ops.chain_keep import kept_of
-from ..ops.kept_chain import Kept
+from ..ops.kept_chain import Kept, is_smooth
 from ..ops.norm_act import Over
 from .box import Box
 from .plan import Int8
@@ -88,11 +89,25 @@ def _come_in(x: Tensor, norm: Norm, entry: Entry, seeds: Seeds) -> Came:
         if entry.plan is None or not x.requires_grad:
             return Came(rows, rows, None, none, none)
         return Came(rows, *_packed(x, entry.plan), none, none)
+    if entry.plan is None and _by_marks(entry.chain):
+        *rows, mean, var, _, _, _, marks = ops.chain_keep_rows(
+            x, *norm, *entry.chain, *NO_CODES, seeds.of_activation()
+        )  # fmt: skip
+        return Came(Rows(*rows), (*rows, marks), None, mean, var)
     if entry.plan is None:
         *rows, mean, var = ops.chain_rows(x, *norm, *entry.chain, seeds.of_activation())
         used = (mean, var) if norm[2] is None else norm[2:]
         return Came(Rows(*rows), (*rows, x, norm[0], norm[1], *used), None, mean, var)
     return _come_in_keeping(x, norm, entry, entry.plan, seeds)
+
+
+NO_CODES = (0, 1, True, None, None, 8)
+"""Bits, block, metadata, levels, noise and slope bits of a chain that keeps marks alone."""
+
+
+def _by_marks(how: Settings) -> bool:
+    """Whether a bit per element is all that backward needs: no norm, and an activation that is linear on each side."""
+    return how.over == Over.NOTHING and not is_smooth(how.act)
 
 
 def _packed(x: Tensor, plan: Plan) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
@@ -141,6 +156,14 @@ def leave(
     """d x, and the gradients of the norm's weight and bias; the buffer of `drows` may be written."""
     how = entry.chain
     if how is None:
+        return drows, None, None
+    if settings is None and _by_marks(how):
+        _, _, marks = tensors
+        assert marks is not None
+        bits, block, _, levels, _, slope_bits = NO_CODES
+        tail = (how.act, how.slope, how.p, how.seed, slope_bits)
+        alone = kept_of((marks, marks, marks, marks), drows.shape, (bits, block, levels), *tail)
+        ops.chain_backward(drows, drows, *alone, None, None, how.over, how.eps)
         return drows, None, None
     if settings is None:
         _, _, x, weight, bias, mean, var = tensors
