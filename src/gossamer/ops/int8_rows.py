@@ -30,11 +30,11 @@ from .spmm_int8 import check_sum, int8_sum
 Rows = tuple[Tensor, Tensor]
 
 
-def check_factor(factor: Tensor | None, columns: int) -> None:
+def check_factor(factor: Tensor | None, columns: int, name: str = "factor") -> None:
     """One number per column, or none."""
     if factor is not None:
-        _checks.dtype_of("factor", factor, (torch.float32,))
-        _checks.shape_of("factor", factor, (columns,), f"[{columns}], one number per column")
+        _checks.dtype_of(name, factor, (torch.float32,))
+        _checks.shape_of(name, factor, (columns,), f"[{columns}], one number per column")
 
 
 def rounded(x: Tensor, factor: Tensor | None, seed: int | None) -> Rows:

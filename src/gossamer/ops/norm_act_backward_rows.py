@@ -17,7 +17,7 @@ from . import _checks
 from ._library import OPS, define
 from .int8_rows import check_factor, empty_rows, rounded
 from .linear import column_sums
-from .norm_act import Over, check_norm_act
+from .norm_act import Over
 
 READERS = 2
 """At most: a product and a neighbour sum."""
@@ -29,19 +29,16 @@ def _check(
     over: int, eps: float, act: int, slope: float, p: float, seed: int, factors: list[Tensor | None],
     seeds: list[int], stochastic: bool,
 ) -> None:  # fmt: skip
-    used = (mean, var) if over == Over.FIXED else (None, None)
-    check_norm_act(x, weight, bias, used[0], used[1], over, eps, act, slope, p, seed)
+    OPS["norm_act_backward"].check(dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed)
     _checks.dtype_of("x", x, (torch.float32,))
-    _checks.dtype_of("dout", dout, (torch.float32,))
-    _checks.shape_of("dout", dout, tuple(x.shape), f"of x, {tuple(x.shape)}")
     if over not in COLUMNWISE:
         raise ValueError(f"`over` must be one of {[o.name for o in COLUMNWISE]} (got {Over(over).name})")
     if not 1 <= len(factors) <= READERS or len(seeds) != len(factors):
         raise ValueError(
             f"`factors` must be one or two, with a seed each (got {len(factors)} factors, {len(seeds)} seeds)"
         )
-    for factor in factors:
-        check_factor(factor, x.size(1))
+    for k, factor in enumerate(factors):
+        check_factor(factor, x.size(1), f"factors[{k}]")
 
 
 def _reference(*args: Any) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
