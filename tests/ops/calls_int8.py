@@ -68,6 +68,17 @@ def chain_rows(draw: Draw) -> list[Any]:
     return [*args[:11], args[-1]]
 
 
+def norm_act_backward_rows(draw: Draw) -> list[Any]:
+    """Without norm, or with one that divides by 1: a rounding away from the reference's, a row may have other codes."""
+    dout, x = (floats(draw, *shape) for shape in [(draw(COUNTS), draw(COLUMNS))] * 2)
+    act, p = draw(st.integers(0, ACTIVATIONS.index("elu") - 1)), draw(st.just(0.0) | st.floats(0, 1))
+    over = draw(st.sampled_from([Over.NOTHING, Over.FIXED]))
+    used = [x.new_empty(0)] * 2 if over == Over.NOTHING else [x.new_full((x.size(1),), v) for v in (0.0, 0.75)]
+    settings = [int(over), 0.25, act, draw(st.sampled_from([0.2, 1.0, 0.0])), p, draw(SEEDS)]
+    factors = [maybe(draw, floats(draw, x.size(1))) for _ in range(draw(st.integers(1, 2)))]
+    return [dout, x, None, None, *used, *settings, factors, [draw(SEEDS) for _ in factors], draw(st.booleans())]
+
+
 def int8_grad(draw: Draw) -> list[Any]:
     rows, outputs = draw(st.sampled_from([0, 1, 5, 513])), draw(COLUMNS)
     g = draw(st.sampled_from([(floats(draw, rows, outputs), None), (codes(draw, rows, outputs), floats(draw, rows))]))
@@ -91,6 +102,7 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "chain_rows": chain_rows,
     "chain_keep_rows": chain_keep_rows,
     "kept_codes": kept_rows,
+    "norm_act_backward_rows": norm_act_backward_rows,
     "int8_grad": int8_grad,
     "sddmm_int8": sddmm_int8,
 }

@@ -65,6 +65,11 @@ def linear(draw: Draw) -> list[Any]:
     return widened(draw(WIDE), x, weight, maybe(draw, floats(draw, outputs)), maybe(draw, floats(draw, rows, outputs)))
 
 
+def weight_grad(draw: Draw) -> list[Any]:
+    rows, columns, outputs = draw(COUNTS | st.just(300)), draw(COLUMNS), draw(COLUMNS)
+    return widened(draw(WIDE), floats(draw, rows, outputs), floats(draw, rows, columns))
+
+
 def column_sums(draw: Draw) -> list[Any]:
     x = floats(draw, draw(st.integers(0, 600)), draw(COLUMNS))
     return [x.to(draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16])))]
@@ -135,6 +140,7 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "gatv2_logits": gatv2_logits,
     "gatv2_backward": gatv2_backward,
     "linear": linear,
+    "weight_grad": weight_grad,
     "column_sums": column_sums,
     "norm_act": norm_act,
     "norm_act_backward": norm_act_backward,
