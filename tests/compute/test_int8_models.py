@@ -360,7 +360,7 @@ def test_rounded_stochastically_a_tensor_is_rounded_anew(rounded):
 
 
 ROWS = NODES * (COLUMNS + 4)
-WEIGHT = 2 * OUTS * COLUMNS + 4 * OUTS
+WEIGHT = 2 * OUTS * COLUMNS + 8 * OUTS
 """Codes, the same turned round, and scales."""
 KEPT = {
     "Linear": ROWS + WEIGHT,

@@ -74,8 +74,9 @@ class _Int8(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor only once
         count, kept_count = ctx.counts
-        weights = [Weight(*saved[3 * k : 3 * k + 3]) for k in range(count)]
-        kept, extra = saved[3 * count : 3 * count + kept_count], saved[3 * count + kept_count :]
+        size = len(Weight._fields)
+        weights = [Weight(*saved[size * k : size * (k + 1)]) for k in range(count)]
+        kept, extra = saved[size * count : size * count + kept_count], saved[size * count + kept_count :]
         spec, needs = ctx.spec, ctx.needs_input_grad
         if spec.entry.plan is not None and ctx.shape.numel() >= LARGE:
             memory.trim_heap()

@@ -3,9 +3,9 @@
     alone        x is rounded                                            d x = d rows
     by a chain   dropout(act(norm(x))) is rounded as it is made          d x by ops.norm_act's backward, from x
 
-What is kept for dW is the int8 rows, and x for the chain's backward, or a bit per element if there is no norm. Where the
-recipe's `activations` has a codec, its few bits take the place of all that (activations/chain.py): dW then multiplies
-what they decode to.
+What is kept for dW is the int8 rows, and x for the chain's backward, or a bit per element if there is no norm. Where
+the recipe's `activations` has a codec, its few bits take the place of all that (activations/chain.py): dW then
+multiplies what they decode to.
 """
 
 from __future__ import annotations

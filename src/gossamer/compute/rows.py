@@ -39,20 +39,23 @@ def quantised(x: Tensor, how: Int8) -> Rows:
     return rows
 
 
+WEAKEST = 1 / 4
+"""The least of an output's scales beside the largest that gradients are multiplied by."""
+
+
 class Weight(NamedTuple):
-    """Codes of a weight [outputs, columns], one scale per output, and the same codes as backward reads them."""
+    """Codes of a weight [outputs, columns] with one scale per output, and what backward reads.
+
+    folded      what gradients are multiplied by before they are rounded: the scales, but at least a quarter of the
+                largest, and that itself for zeros. An output with much smaller weights would else be lost in the
+                step of the others, and with it its dW
+    transposed  the same codes, [columns, outputs]; those of weak outputs in units of `folded`, hence rounded again
+    """
 
     codes: Tensor
     scale: Tensor
     transposed: Tensor
-
-    @property
-    def folded(self) -> Tensor:
-        """What gradients are multiplied by before they are rounded: the scales; for outputs that are zero the largest,
-        as 1 would be so much larger that the others' gradients were lost in the step of their row.
-        """
-        top = self.scale.max() if len(self.scale) else self.scale.new_ones(())
-        return torch.where(self.scale == 0, torch.where(top > 0, top, 1.0), self.scale)
+    folded: Tensor
 
     def forward(self, x: Rows, bias: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         return ops.int8_linear(*x, self.codes, self.scale, bias, rows)
@@ -73,7 +76,10 @@ class Weight(NamedTuple):
 
 def weight_rows(weight: Tensor) -> Weight:
     codes, scale = ops.quantize_rows(weight.detach())
-    return Weight(codes, scale, codes.t().contiguous())
+    top = scale.max() if len(scale) else scale.new_zeros(())
+    folded = torch.where(scale == 0, torch.where(top > 0, top, 1.0), scale.clamp(min=WEAKEST * top))
+    shrunk = (codes * (scale / folded).unsqueeze(1)).round_().nan_to_num_().to(torch.int8)
+    return Weight(codes, scale, shrunk.t().contiguous(), folded)
 
 
 class Seeds:
