@@ -36,7 +36,7 @@ def settings_for(**changes: Any) -> Settings:
 
 # A run without a process, quick and with figures that are easy to check -----------------------------------------------
 
-SECONDS = {EDGE_INDEX: 8.0, CSR: 4.0, "float32": 1.0, "exact-int2": 1.0, "exact-int4": 1.0}
+SECONDS = {EDGE_INDEX: 8.0, CSR: 4.0, "float32": 1.0, "tango": 1.0, "exact-int2": 1.0, "feather": 1.0}
 
 
 def pretend(job: Job) -> dict[str, Any]:
@@ -182,16 +182,18 @@ def test_seeds_are_the_outer_loop_and_figures_are_summed_up(ran: list[tuple[str,
     assert [run["seed"] for run in ours["runs"]] == [0, 1]
 
 
-def test_few_bit_activations_are_compared_unless_told_otherwise(ran: list[tuple[str, int]]) -> None:
+def test_each_of_our_ways_is_compared_unless_told_otherwise(ran: list[tuple[str, int]]) -> None:
     """Not every recipe: a comparison takes a few minutes."""
     told = {name: value for name, value in QUICK.items() if name != "recipes"}
     found = gs.compare("digits", seeds=1, **told)
-    assert [row["name"] for row in found["variants"]] == [EDGE_INDEX, CSR, "float32", "exact-int2", "exact-int4"]
+    ours = ["float32", "tango", "exact-int2", "feather"]
+    assert [row["name"] for row in found["variants"]] == [EDGE_INDEX, CSR, *ours]
     assert (
-        found["variants"][3]["recipe"]
+        found["variants"][4]["recipe"]
         == "Recipe(activations=Blockwise(bits=2, block=256, meta='bfloat16', bins='optimal'))"
     )
-    assert "--recipes float32,exact-int2,exact-int4" in found["command"]
+    assert [row["recipe"] for row in found["variants"][2:]] == [repr(gs.recipes[name]) for name in ours]
+    assert f"--recipes {','.join(ours)}" in found["command"]
 
 
 @pytest.mark.usefixtures("one_thread")

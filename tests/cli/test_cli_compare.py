@@ -42,7 +42,9 @@ def test_table_and_files() -> None:
         "PyG edge_index",
         "PyG CSR",
         "Gossamer float32",
+        "Gossamer tango",
         "Gossamer exact-int2",
+        "Gossamer feather",
         "compare/digits/comparison.json",
     ):
         assert words in shown
@@ -54,7 +56,7 @@ def test_json_and_nothing_else() -> None:
     result = run("digits", *QUICK, "--json", "--out", "here", "--baselines", "csr", "--threads", "1")
     found = json.loads(result.stdout)
     assert found == json.loads(Path("here/comparison.json").read_text())
-    ours = ["float32", "exact-int2", "exact-int4"]
+    ours = ["float32", "tango", "exact-int2", "feather"]
     assert [row["name"] for row in found["variants"]] == ["pyg-csr", *ours] and found["settings"]["threads"] == 1
     assert result.stderr == ""
 

@@ -12,7 +12,7 @@ from ..datasets import GraphList
 from ..training.data import graph_split, load
 
 MODEL_FIELDS = ("layers", "width", "dropout", "norm", "heads")
-RECIPES = ("float32", "exact-int2", "exact-int4")
+RECIPES = ("float32", "tango", "exact-int2", "feather")
 """What is compared with PyG unless told otherwise."""
 RUN_FIELDS = ("epochs", "lr", "weight_decay", "batch_size", "seeds", "threads", "scale", "split")
 
