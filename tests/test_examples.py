@@ -35,6 +35,16 @@ def test_any_model() -> None:
     assert found is not None and float(found[1]) > 0.8
 
 
+def test_eight_bits() -> None:
+    text = run("eight_bits.py")
+    assert "Int8(" in text and "float32: it feeds the loss" in text
+    found = re.findall(r"^(tango|tango-auto): test accuracy (0\.\d+)$", text, flags=re.MULTILINE)
+    assert [recipe for recipe, _ in found] == ["tango", "tango-auto"]
+    assert all(float(accuracy) > 0.9 for _, accuracy in found)
+    decided = re.findall(r"^(convs\.\d): int8, weight \d", text, flags=re.MULTILINE)
+    assert decided == ["convs.0", "convs.1"]  # the last one feeds the loss and is not watched
+
+
 def test_every_example_is_tested() -> None:
     found = {path.name for path in FOLDER.glob("*.py")}
-    assert found == {"any_model.py", "own_model.py", "train.py"}  # train.py: test_cli_train.py
+    assert found == {"any_model.py", "eight_bits.py", "own_model.py", "train.py"}  # train.py: test_cli_train.py
