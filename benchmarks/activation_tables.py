@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,24 +96,36 @@ def paired(before: Runs, after: Runs) -> tuple[float, float]:
     return statistics.fmean(both), statistics.stdev(both) / math.sqrt(len(both)) if len(both) > 1 else 0.0
 
 
+SCORES = {"tolokers": "ROC AUC"}
+"""What is measured where it is not accuracy (benchmarks/accuracy.py, `evaluate`)."""
+
+
 def accuracy_table(results: Results) -> str:
-    """One row per set and model; the difference of exact-int2 with its standard error."""
-    content = results["accuracy"]
+    return accuracy_of(results["accuracy"], "exact-int2", SUMMARY)
+
+
+def accuracy_of(content: dict[str, Any], recipe: str, also: Sequence[str]) -> str:
+    """One row per set and model: float32, `recipe`, their difference with its standard error, and `also` what there is.
+
+    A set that is scored otherwise than by accuracy says so.
+    """
     jobs = by_job(content)
-    present = {recipe for job in jobs.values() for recipe in job}
-    others = [recipe for recipe in SUMMARY if recipe in present and recipe not in ("float32", "exact-int2")]
-    heads = ["set", "model", "`float32`", "`exact-int2`", "difference", *(f"`{name}`" for name in others), "seeds"]
+    present = {name for job in jobs.values() for name in job}
+    others = [name for name in also if name in present and name not in ("float32", recipe)]
+    heads = ["set", "model", "`float32`", f"`{recipe}`", "difference", *(f"`{name}`" for name in others), "seeds"]
     rows = []
     for (name, model), job in jobs.items():
-        cells = [spread_of(job.get(recipe)) for recipe in ("float32", "exact-int2")]
+        cells = [spread_of(job.get(one)) for one in ("float32", recipe)]
         difference = "–"
-        if {"float32", "exact-int2"} <= job.keys():
-            mean, error = paired(job["float32"], job["exact-int2"])
+        if {"float32", recipe} <= job.keys():
+            mean, error = paired(job["float32"], job[recipe])
             difference = f"{mean:+.2f} ± {error:.2f}"
-        cells += [difference, *(spread_of(job.get(recipe)) for recipe in others)]
-        rows.append([f"`{name}`", NAMES.get(model, model), *cells, str(next(iter(job.values()))["seeds"])])
-    epochs = sorted({one["epochs"] for one in content["results"]})
-    return f"{table(heads, rows, 2)}\n\n{' or '.join(map(str, epochs))} epochs. {where(content)}"
+        cells += [difference, *(spread_of(job.get(one)) for one in others)]
+        label = f"`{name}`, {SCORES[name]}" if name in SCORES else f"`{name}`"
+        rows.append([label, NAMES.get(model, model), *cells, str(next(iter(job.values()))["seeds"])])
+    epochs = [str(count) for count in sorted({one["epochs"] for one in content["results"]})]
+    told = " or ".join(filter(None, [", ".join(epochs[:-1]), epochs[-1]]))
+    return f"{table(heads, rows, 2)}\n\n{told} epochs. {where(content)}"
 
 
 def spread_of(one: Runs | None) -> str:

@@ -27,12 +27,13 @@ def test_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "torch.Size" in capsys.readouterr().out
 
 
-def test_code_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "activations.md").read_text(), flags=re.DOTALL)
+@pytest.mark.parametrize(("page", "shown"), [("activations.md", "times less"), ("int8.md", "convs.1: int8")])
+def test_code_of_the_docs_runs(page: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
     assert blocks
     for block in blocks:
-        exec(compile(block, "activations.md", "exec"), {})
-    assert "times less" in capsys.readouterr().out
+        exec(compile(block, page, "exec"), {})
+    assert shown in capsys.readouterr().out
 
 
 def test_tables_are_those_of_the_results() -> None:
@@ -45,7 +46,11 @@ def test_tables_are_those_of_the_results() -> None:
     found = re.findall(r"<!-- table: ([\w-]+) -->\n(.*?)\n<!-- end -->", text, flags=re.DOTALL)
     assert len(found) == text.count("<!-- table:") > 0
     for name, text in found:
-        assert text == tables.table(name), name
+        try:
+            made = tables.table(name)
+        except tables.NotMeasured:
+            made = tables.NOT_MEASURED
+        assert text == made, name
 
 
 def test_nothing_is_left_to_fill_in() -> None:

@@ -1,0 +1,125 @@
+"""Tables of the benchmarks, from results that are made up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="needs the source tree")
+
+MACHINE = {"cpu": "abacus", "threads": 2, "isa": "beads", "torch": "9", "torch_geometric": "8", "commit": "c0ffee"}
+PYG = {"pyg-edge-index": (12.0, 6e9), "pyg-csr": (4.0, 2e9)}
+OURS = {"float32": (1.0, 1e9), "tango": (0.5, 8e8), "feather": (0.8, 4e8)}
+
+
+def trained(**models: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """As benchmarks/train.py writes it, from seconds and bytes of each variant."""
+    rows = [
+        {
+            "case": case,
+            "model": case.upper(),
+            "variants": {
+                name: {"seconds": seconds, "peak_bytes": peak, "kept_bytes": peak / 2}
+                for name, (seconds, peak) in variants.items()
+            },
+        }
+        for case, variants in models.items()
+    ]
+    graph = {"name": "made-up", "nodes": 1000, "edges": 20000}
+    return {"machine": MACHINE, "graph": graph, "epochs": 6, "results": rows}
+
+
+def scored(set_name: str, model: str, recipe: str, tests: list[float]) -> dict[str, Any]:
+    facts = {"set": set_name, "model": model, "recipe": recipe, "seeds": len(tests), "epochs": 60 + len(tests)}
+    return facts | {"layers": 3, "mean": sum(tests) / len(tests), "std": 0.5, "tests": tests}
+
+
+ACCURACIES = {
+    "machine": MACHINE | {"threads": 1},
+    "results": [
+        scored("cora", "gcn", "float32", [80.0, 81.0]),
+        scored("cora", "gcn", "tango", [80.5, 81.0]),
+        scored("tolokers", "gcn", "float32", [70.0, 71.0, 72.0]),
+        scored("tolokers", "gcn", "tango", [70.5, 71.5, 72.5]),
+        scored("tolokers", "sage", "float32", [70.0]),
+    ],
+}
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """benchmarks/tables.py, with results of its own."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import tables
+
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    return sys.modules["tables"]
+
+
+def write(folder: Path, name: str, content: dict[str, Any]) -> None:
+    (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_epochs_in_int8(tables: ModuleType, tmp_path: Path) -> None:
+    """Every recipe but float32 stands against our own float32 too, in time."""
+    write(tmp_path, "train-int8", trained(gcn=PYG | OURS))
+    by_variant = {row[1]: row for row in map(cells, tables.table("train-int8").splitlines()) if len(row) == 7}
+    assert by_variant["**float32**"][3] == "PyG `edge_index` **12.0x**, PyG CSR **4.0x**"
+    assert by_variant["**tango**"][3] == "PyG `edge_index` **24.0x**, PyG CSR **8.0x**, float32 **2.0x**"
+    assert by_variant["**tango**"][5] == "PyG `edge_index` **7.5x**, PyG CSR **2.5x**"
+    assert by_variant["**feather**"][3].endswith("float32 **1.2x**")
+
+
+def test_summary_of_int8(tables: ModuleType, tmp_path: Path) -> None:
+    """A model without a CSR baseline, and one without accuracies, have a dash there."""
+    no_csr = {"pyg-edge-index": PYG["pyg-edge-index"]} | OURS
+    write(tmp_path, "train-int8", trained(gcn=PYG | OURS, gat=no_csr))
+    assert [cells(line)[-1] for line in tables.table("int8-summary").splitlines()[2:4]] == ["–", "–"]
+    write(tmp_path, "accuracy-int8", ACCURACIES)
+    heads, _, gcn, gat, _, facts = tables.table("int8-summary").splitlines()
+    assert [len(cells(line)) for line in (heads, gcn, gat)] == [9, 9, 9]
+    assert cells(gcn) == [
+        "GCN", "12.00", "4.00", "1.00", "0.50", "`edge_index` **24.0x**, CSR **8.0x**, `float32` **2.0x**", "800",
+        "`edge_index` **7.5x**, CSR **2.5x**, `float32` **1.2x**", "+0.38",
+    ]  # fmt: skip
+    assert cells(gat)[1:6] == ["12.00", "–", "1.00", "0.50", "`edge_index` **24.0x**, `float32` **2.0x**"]
+    assert cells(gat)[-1] == "–"
+    assert facts.startswith("Graph `made-up` with 1,000 nodes and 20,000 edges, best of 6 epochs; abacus, 2 threads")
+
+
+def test_accuracy_of_int8(tables: ModuleType, tmp_path: Path) -> None:
+    """Differences are of pairs, with their standard error; a run that is still to come is a dash."""
+    write(tmp_path, "accuracy-int8", ACCURACIES)
+    heads, _, cora, tolokers, half, _, facts = tables.table("accuracy-int8").splitlines()
+    assert cells(heads) == ["set", "model", "`float32`", "`tango`", "difference", "seeds"]
+    assert cells(cora) == ["`cora`", "GCN", "80.50 ± 0.50", "80.75 ± 0.50", "+0.25 ± 0.25", "2"]
+    assert cells(tolokers)[0] == "`tolokers`, ROC AUC" and cells(tolokers)[4] == "+0.50 ± 0.00"
+    assert cells(half) == ["`tolokers`, ROC AUC", "GraphSAGE", "70.00 ± 0.50", "–", "–", "1"]
+    assert facts.startswith("61, 62 or 63 epochs. abacus, 1 thread, beads;")
+
+
+def test_a_table_without_results_stays_and_the_others_are_made(
+    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    kept = f"<!-- table: accuracy-int8 -->\n{tables.NOT_MEASURED}\n<!-- end -->"
+    page.write_text(f"{kept}\n<!-- table: train-int8 -->\nold\n<!-- end -->\n")
+    monkeypatch.setattr(tables, "pages", lambda: [page])
+    write(tmp_path, "train-int8", trained(gcn=PYG | OURS))
+    tables.update_pages()
+    assert page.read_text().startswith(f"{kept}\n<!-- table: train-int8 -->\n| model |")
+    assert "old" not in page.read_text()
+    assert "accuracy-int8.json is not there" in capsys.readouterr().out
+    with pytest.raises(tables.NotMeasured, match="accuracy-int8"):
+        tables.table("accuracy-int8")
