@@ -83,9 +83,10 @@ Runs = dict[str, Any]
 
 
 def by_job(content: dict[str, Any]) -> dict[tuple[str, str], dict[str, Runs]]:
-    """The runs of each set and model, by recipe."""
+    """The runs of each set and model, by recipe; sets in the order in which they were begun."""
     jobs: dict[tuple[str, str], dict[str, Runs]] = {}
-    for one in content["results"]:
+    sets = list(dict.fromkeys(one["set"] for one in content["results"]))
+    for one in sorted(content["results"], key=lambda one: sets.index(one["set"])):
         jobs.setdefault((one["set"], one["model"]), {})[one["recipe"]] = one
     return jobs
 

@@ -45,10 +45,11 @@ ACCURACIES = {
     "machine": MACHINE | {"threads": 1},
     "results": [
         scored("cora", "gcn", "float32", [80.0, 81.0]),
-        scored("cora", "gcn", "tango", [80.5, 81.0]),
         scored("tolokers", "gcn", "float32", [70.0, 71.0, 72.0]),
         scored("tolokers", "gcn", "tango", [70.5, 71.5, 72.5]),
+        scored("cora", "gcn", "tango", [80.5, 81.0]),
         scored("tolokers", "sage", "float32", [70.0]),
+        scored("cora", "sage", "float32", [80.0, 82.0]),
     ],
 }
 
@@ -101,9 +102,10 @@ def test_summary_of_int8(tables: ModuleType, tmp_path: Path) -> None:
 def test_accuracy_of_int8(tables: ModuleType, tmp_path: Path) -> None:
     """Differences are of pairs, with their standard error; a run that is still to come is a dash."""
     write(tmp_path, "accuracy-int8", ACCURACIES)
-    heads, _, cora, tolokers, half, _, facts = tables.table("accuracy-int8").splitlines()
+    heads, _, cora, other, tolokers, half, _, facts = tables.table("accuracy-int8").splitlines()
     assert cells(heads) == ["set", "model", "`float32`", "`tango`", "difference", "seeds"]
     assert cells(cora) == ["`cora`", "GCN", "80.50 ± 0.50", "80.75 ± 0.50", "+0.25 ± 0.25", "2"]
+    assert cells(other)[:2] == ["`cora`", "GraphSAGE"]  # beside its set, though it was run last
     assert cells(tolokers)[0] == "`tolokers`, ROC AUC" and cells(tolokers)[4] == "+0.50 ± 0.00"
     assert cells(half) == ["`tolokers`, ROC AUC", "GraphSAGE", "70.00 ± 0.50", "–", "–", "1"]
     assert facts.startswith("61, 62 or 63 epochs. abacus, 1 thread, beads;")

@@ -101,6 +101,12 @@ def _dh(edges: Edges, p: Tensor, g: Rows, setting: Setting, rows: Tensor | None 
     return _sum(edges.t_rowptr, edges.t_col, w, g.scale, None, g.codes, None, None, 0.0, rows)
 
 
+def _of_terms(das: Sequence[Tensor], atts: Sequence[Tensor]) -> Tensor:
+    """The sum of da att over sources and destinations, per head: one narrow product, which `_dh` adds in its pass."""
+    spread = torch.cat([torch.block_diag(*att[0]) for att in atts])  # [heads * len(atts), columns]
+    return ops.linear(torch.cat(list(das), 1), spread.t(), None)
+
+
 def _datt(da: Tensor, h: Rows) -> Tensor:
     """The sum over the nodes of da h^, per head: one row for each `SPAN` nodes, whatever the number of threads."""
     nodes = len(h.codes)
@@ -140,11 +146,11 @@ def _gat_gradients(ctx: Any, saved: Sequence[Any], dout: Tensor) -> Grads:
     dp = _dp(edges, g, h, p.size(1), setting)
     da_edge, da_dst = gat_attention_backward_op(edges.rowptr, edges.col, *terms, setting.slope, p, dp)
     da_src = edge_sums_op(edges.t_rowptr, edges.t_perm, da_edge)
-    dh_src = _dh(edges, p, g, setting) if needs[0] else None
-    if dh_src is not None:
-        by_head = dh_src.view(dh_src.size(0), p.size(1), -1).addcmul_(da_src.unsqueeze(2), att_src)
-        if att_dst is not None and not ctx.apart:
-            by_head.addcmul_(da_dst.unsqueeze(2), att_dst)
+    dh_src = None
+    if needs[0]:
+        both = att_dst is not None and not ctx.apart
+        das, atts = ([da_src, da_dst], [att_src, att_dst]) if both else ([da_src], [att_src])
+        dh_src = _dh(edges, p, g, setting, _of_terms(das, atts))
     dh_dst = (da_dst.unsqueeze(2) * att_dst).flatten(1) if needs[1] else None
     datt_src = _datt(da_src, h) if needs[2] else None
     datt_dst = _datt(da_dst, Rows(*other) if ctx.apart else h) if needs[3] else None
