@@ -308,8 +308,7 @@ class Stop(Exception):
     """What a test raises to end a run."""
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("stopped", [1, STEPS - 1, STEPS, STEPS + 2])
+@pytest.mark.parametrize("stopped, dropout", [(1, 0.5), (STEPS - 1, 0.0), (STEPS, 0.5), (STEPS + 2, 0.5)])
 def test_a_resumed_run_decides_and_ends_like_one_that_was_not_stopped(
     tmp_path: Path, stopped: int, dropout: float
 ) -> None:
