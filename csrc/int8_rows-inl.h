@@ -22,7 +22,7 @@ static bool spmm_rows(Csr a, EdgeWeight w, RowEnd end, const int8_t* x, RowCodes
           for (int64_t head = 0; head < w.heads; ++head)
             spmm_row(a, w, end, i, head, x, row, cols, head * width, (head + 1) * width, false);
         }))
-      enough = false;
+      __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
   });
   return enough;
 }
@@ -35,7 +35,7 @@ static bool quantize_times(const float* x, RowCodes to, int64_t rows, int64_t co
           if (i + kRowsAhead < rows) prefetch_bytes(x + (i + kRowsAhead) * cols, cols * int64_t(sizeof(float)));
           std::memcpy(row, x + i * cols, size_t(cols) * sizeof(float));
         }))
-      enough = false;
+      __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
   });
   return enough;
 }
@@ -64,7 +64,7 @@ static bool chain_rows_as(const ChainRows& in, Pointwise pw, RowCodes to, int th
             put_part(row + c, forward16<A>(passed.z, t, r * cols + c), count, false);
           }
         }))
-      enough = false;
+      __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
   });
   return enough;
 }
@@ -92,7 +92,7 @@ static bool affine_backward_rows_as(const float* dout, const float* x, ColumnAff
   parallel_for(chunks, 1, threads, [&](int64_t first, int64_t last) {
     Buffer<float> both(2 * stride);
     if (!both.data) {
-      enough = false;
+      __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
       return;
     }
     float *row = both.data, *scratch = both.data + stride;

@@ -24,7 +24,7 @@ from torch import nn
 from .activations.noise import stream
 from .activations.plan import MARK
 from .compute.exceptions import float32_modules, product_names
-from .compute.plan import Float32, Int8
+from .compute.plan import STEADY, Float32, Int8
 from .compute.watch import WATCH, Watch, watches
 from .recipe import Recipe, recipe_of
 
@@ -118,6 +118,8 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
         if to is not None:
             module.__class__ = to
             module.__dict__[MARK] = whole if name in in_float32 else recipe
+            if isinstance(recipe.compute, Int8):
+                module.__dict__[STEADY] = True
         if name in watched:
             module.__dict__[WATCH] = watched[name]
     return Report(recipe, rows)
@@ -140,8 +142,8 @@ def restore_(model: nn.Module) -> nn.Module:
                 f"{type(module).__name__}); remove what was put over it, such as parametrizations, first"
             )
     for _, module, original in plan:
-        module.__dict__.pop(MARK, None)
-        module.__dict__.pop(WATCH, None)
+        for mark in (MARK, WATCH, STEADY):
+            module.__dict__.pop(mark, None)
         if original is not None:  # by class, as a slice of a lightened Sequential has no mark
             module.__class__ = original
     return model

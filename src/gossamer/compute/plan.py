@@ -60,6 +60,15 @@ class Int8:
         object.__setattr__(self, "float32", names)
 
 
+STEADY = "_gossamer_steady"
+"""Where `lighten_` writes that a module belongs to a model with int8 products."""
+
+
+def is_steady(module: Any) -> bool:
+    """Whether results are not to depend on the number of threads: in float32 too, ours are used for any size."""
+    return isinstance(module, nn.Module) and STEADY in module.__dict__
+
+
 def of(module: Any) -> Int8 | None:
     """How a lightened module multiplies, with its watch as long as that measures; None: in float32."""
     recipe = module.__dict__.get(MARK) if isinstance(module, nn.Module) else None

@@ -53,14 +53,14 @@ def attention_graph(
     return graph, None if edge_attr is None else graph.sort_edges(edge_attr)
 
 
-def head_dots(h: Tensor, *atts: Tensor) -> tuple[Tensor, ...]:
+def head_dots(h: Tensor, *atts: Tensor, steady: bool = False) -> tuple[Tensor, ...]:
     """<h_n, att> per head and att: [nodes, heads * width] with [1, heads, width] to [nodes, heads] each.
 
     All as one narrow product with rows that hold each head's att at its own columns: h is read once, and backward has
     one gradient to add to it.
     """
     spread = torch.cat([torch.block_diag(*att[0]) for att in atts])  # [heads * len(atts), heads * width]
-    return linear(h, spread, None).split(atts[0].size(1), dim=1)
+    return linear(h, spread, None, steady=steady).split(atts[0].size(1), dim=1)
 
 
 def weighted_rows(module: Any, graph: Graph, h: Tensor, p: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:

@@ -17,21 +17,21 @@ from ..activations.stash import layout_of
 from ..compute.box import drop_box
 from ..compute.conv import products as int8_products
 from ..compute.entry import Entry
-from ..compute.plan import Int8, worth
+from ..compute.plan import Int8, is_steady, worth
 from ..compute.plan import of as int8_of
 from . import chain, rules
 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None, plan: Plan | None = None,
-    how: Int8 | None = None,
+    how: Int8 | None = None, steady: bool = False,
 ) -> Tensor:  # fmt: skip
     """x W^T + bias + rows; our op where its result is large enough for pooled pages to pay, or keeps few bits."""
     if how is not None and worth(x) and weight.dtype == torch.float32:
         return int8_products(x, [weight], [bias], entry_of(how, plan, x), rows=rows)[0]
     if plan is not None and keeps_little(plan, x):
         return products(x, [weight], [bias], plan, rows)[0]
-    if rules.dense(x, least=1) and x.size(0) * weight.size(0) >= rules.LEAST_PASS:
+    if rules.dense(x, least=1) and (steady or x.size(0) * weight.size(0) >= rules.LEAST_PASS):
         return ops.linear(x, weight, bias, rows)
     out = nn.functional.linear(x, weight, bias)
     return out if rows is None else out + rows
@@ -74,14 +74,14 @@ def apply_linear(module: Any, x: Tensor, bias: Tensor | None = None, rows: Tenso
         return out if rows is None else out + rows
     own = module.bias
     total = own if bias is None else bias if own is None else own + bias
-    return linear(x, module.weight, total, rows, plan_of(module), how)
+    return linear(x, module.weight, total, rows, plan_of(module), how, is_steady(module))
 
 
 class Linear(nn.Linear):
     """y = x W^T + b."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out = linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self))
+        out = linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self), steady=is_steady(self))
         return drop_box(out) if rules.hooked(self) else out
 
 
@@ -89,7 +89,7 @@ class PygLinear(pyg.Linear):
     """y = x W^T + b, with PyG's initialisation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out = linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self))
+        out = linear(x, self.weight, self.bias, plan=plan_of(self), how=int8_of(self), steady=is_steady(self))
         return drop_box(out) if rules.hooked(self) else out
 
 

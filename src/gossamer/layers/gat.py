@@ -12,6 +12,7 @@ it computes in int8, one of compute/attention.py; with both, the former, and int
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ from ..compute.attention import Setting as Int8Setting
 from ..compute.attention import gat_sum as int8_gat_sum
 from ..compute.attention import gatv2_sum as int8_gatv2_sum
 from ..compute.conv import products as int8_products
+from ..compute.plan import is_steady, worth
 from ..compute.plan import of as int8_of
-from ..compute.plan import worth
 from ..graph import Graph
 from .adjacency import is_sparse, listed_edges
 from .attention import (
@@ -113,9 +114,10 @@ class GATConv(pyg.GATConv):
 
     def _node_terms(self, h_src: Tensor, h_dst: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if h_dst is h_src:
-            a_src, a_dst = head_dots(h_src, self.att_src, self.att_dst)
+            a_src, a_dst = head_dots(h_src, self.att_src, self.att_dst, steady=is_steady(self))
             return a_src, a_dst
-        return head_dots(h_src, self.att_src)[0], None if h_dst is None else head_dots(h_dst, self.att_dst)[0]
+        dots = partial(head_dots, steady=is_steady(self))
+        return dots(h_src, self.att_src)[0], None if h_dst is None else dots(h_dst, self.att_dst)[0]
 
     def _edge_term(self, edge_attr: Tensor | None) -> Tensor | None:
         """<W_e attr_e, a_edge> per head, as attr_e times the product of the two."""

@@ -18,8 +18,8 @@ from .. import ops
 from ..activations.linear import remade
 from ..activations.plan import of as plan_of
 from ..compute.conv import Adjacency, convolve
+from ..compute.plan import is_steady, worth
 from ..compute.plan import of as int8_of
-from ..compute.plan import worth
 from .adjacency import Weighted, graph_of
 from .border import REDUCE, by_pyg, keep_templates, sizes_of
 from .chain import Pending
@@ -49,7 +49,7 @@ class GINConv(pyg.GINConv):
                 summed = functools.partial(self._summed, weighted)
                 return self.nn.after_first(remade(lambda x: summed(x, x), x_src, first.weight, first.bias))
             return self.nn(self._summed(weighted, x_src, x_dst))
-        h = linear(x_src, first.weight, None, plan=plan, how=how)
+        h = linear(x_src, first.weight, None, plan=plan, how=how, steady=is_steady(self))
         return self.nn.after_first(self._summed(weighted, h, h, first.bias))
 
     def after_chain(self, pending: Pending, edge_index: Any) -> Tensor:

@@ -21,7 +21,7 @@ from ..activations.neighbours import neighbour_sum
 from ..activations.plan import Plan
 from ..activations.plan import of as plan_of
 from ..compute.conv import Adjacency, convolve
-from ..compute.plan import Int8, worth
+from ..compute.plan import Int8, is_steady, worth
 from ..compute.plan import of as int8_of
 from .adjacency import Weighted, graph_of
 from .border import REDUCE, Reduce, by_pyg, keep_templates, sizes_of
@@ -50,7 +50,7 @@ def neighbours_and_root(
     rooted = apply_linear(root, x_dst) if root is not None and x_dst is not None else None
     if reduce == "max" or not is_plain(own) or aggregate_first(x_src, x_src.size(1), own.weight.size(0)):
         return apply_linear(own, neighbour_sum(graph, x_src, value, reduce), rows=rooted)
-    return neighbour_sum(graph, linear(x_src, own.weight, None), value, reduce, own.bias, rooted)
+    return neighbour_sum(graph, linear(x_src, own.weight, None, steady=is_steady(own)), value, reduce, own.bias, rooted)
 
 
 def _in_int8(
@@ -81,7 +81,7 @@ def _keeping_little(
         return of_neighbours(graph, value, reduce, x_src, own.weight, own.bias, rooted)
     if first or not plan.shared:  # as published: the sum is kept beside the rows
         return apply_linear(own, neighbour_sum(graph, x_src, value, reduce, plan=plan), rows=rooted)
-    h = linear(x_src, own.weight, None, plan=plan)
+    h = linear(x_src, own.weight, None, plan=plan, steady=is_steady(own))
     return neighbour_sum(graph, h, value, reduce, own.bias, rooted, plan=plan)
 
 
