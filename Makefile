@@ -14,8 +14,13 @@ DATASET ?= digits
 compare: $(VENV)/installed
 	$(BIN)/gossamer compare $(DATASET) --out compare/$(DATASET) --resume
 
+# The tests of ops beside all others: each test runs on one thread, so that two cores are put to use.
+OPS_LOG := $(VENV)/test-ops.log
 test: $(VENV)/installed lint
-	$(BIN)/pytest
+	@echo "$(BIN)/pytest tests/ops > $(OPS_LOG) &"
+	@$(BIN)/pytest tests/ops -p no:cacheprovider > $(OPS_LOG) 2>&1 & ops=$$!; \
+	$(BIN)/pytest --ignore=tests/ops; others=$$?; \
+	wait $$ops; ops=$$?; cat $(OPS_LOG); exit $$((ops | others))
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/ops.py

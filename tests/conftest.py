@@ -21,6 +21,16 @@ def _nan_filled_empty() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(request: pytest.FixtureRequest):
+    """One thread unless a test asks for `threads` or sets them: tensors are small, and waking threads is not."""
+    before = torch.get_num_threads()
+    if "threads" not in request.fixturenames:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=kernels.available_isas() or [kernels.REFERENCE])
 def isa(request: pytest.FixtureRequest):
     """Runs the test once per instruction set that this processor has."""
