@@ -14,13 +14,14 @@ DATASET ?= digits
 compare: $(VENV)/installed
 	$(BIN)/gossamer compare $(DATASET) --out compare/$(DATASET) --resume
 
-# The tests of ops beside all others: each test runs on one thread, so that two cores are put to use.
-OPS_LOG := $(VENV)/test-ops.log
+# Some tests beside all others: each test runs on one thread, so that two cores are put to use.
+BESIDE := tests/ops tests/compute tests/layers
+BESIDE_LOG := $(VENV)/test-beside.log
 test: $(VENV)/installed lint
-	@echo "$(BIN)/pytest tests/ops > $(OPS_LOG) &"
-	@$(BIN)/pytest tests/ops -p no:cacheprovider > $(OPS_LOG) 2>&1 & ops=$$!; \
-	$(BIN)/pytest --ignore=tests/ops; others=$$?; \
-	wait $$ops; ops=$$?; cat $(OPS_LOG); exit $$((ops | others))
+	@echo "$(BIN)/pytest $(BESIDE) > $(BESIDE_LOG) &"
+	@$(BIN)/pytest $(BESIDE) -p no:cacheprovider > $(BESIDE_LOG) 2>&1 & beside=$$!; \
+	$(BIN)/pytest $(BESIDE:%=--ignore=%); others=$$?; \
+	wait $$beside; beside=$$?; cat $(BESIDE_LOG); exit $$((beside | others))
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/ops.py
