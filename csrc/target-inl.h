@@ -22,6 +22,8 @@ namespace GOSSAMER_TARGET {
 
 #include "pack-inl.h"
 
+#include "pack_fixed-inl.h"
+
 #include "dropout-inl.h"
 
 #include "activation-inl.h"

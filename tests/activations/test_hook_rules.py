@@ -161,12 +161,8 @@ EXACT: dict[str, Function] = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _same_numbers():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def gradients(function: Function, codec: gs.Codec | None = None) -> tuple[Tensor, list[Tensor], object]:

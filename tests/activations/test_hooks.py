@@ -22,12 +22,8 @@ N, D = 128, 32
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _same_numbers():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def mlp(dropout: float = 0.5) -> nn.Module:

@@ -24,13 +24,8 @@ INT8 = gs.Recipe(compute=Int8())
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """The tensors are small, and waking threads is not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _same_numbers():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_graph(num_src=NODES, num_dst=NODES, edges=400):

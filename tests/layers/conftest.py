@@ -17,13 +17,8 @@ UNIT = 2.0**-24  # half the distance between 1 and the next float32: what one ro
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """The tensors are small, and waking threads is not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _same_numbers():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["fused", "torch's own"])

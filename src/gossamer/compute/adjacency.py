@@ -43,14 +43,15 @@ class Adjacency(NamedTuple):
         return Rows(*ops.spmm_rows(*self.arguments(x), None, self.root, None, None, noise))
 
     def sum_of_data(self, x: Rows) -> Rows:
-        """sum_rows to nearest, remembered for as long as these rows and this matrix live: features do not change."""
-        parts = (self.graph, self.value, self.src_scale, self.dst_scale)
-        known = _sums.get(x.codes)
-        if known is not None and known[1] == self.root and all(a() is b for a, b in zip(known[0], parts, strict=True)):
-            return known[2]
+        """sum_rows to nearest, remembered while these rows and this matrix live and are not changed."""
+        parts = (self.graph, self._weights(), self.src_scale, self.dst_scale)
+        versions = [None if part is None or part.is_inference() else part._version for part in parts[1:]]
+        refs, state, rows = _sums.get(x.codes, ((), None, None))
+        if state == (self.root, versions) and all(a() is b for a, b in zip(refs, parts, strict=True)):
+            return rows
         rows = self.sum_rows(x, None)
         refs = tuple((lambda: None) if part is None else weakref.ref(part) for part in parts)
-        _sums[x.codes] = (refs, self.root, rows)
+        _sums[x.codes] = (refs, (self.root, versions), rows)
         return rows
 
     def back(self, g: Rows) -> Tensor:

@@ -53,8 +53,8 @@ class Int8:
             raise ValueError(f"`auto` must be True or False (got {self.auto!r})")
         if not isinstance(self.tolerance, (int, float)) or not 0 < self.tolerance < 1:
             raise ValueError(f"`tolerance` must be between 0 and 1, as 1e-3 (got {self.tolerance!r})")
-        names = tuple(self.float32) if isinstance(self.float32, Iterable) and not isinstance(self.float32, str) else ()
         listed = isinstance(self.float32, Iterable) and not isinstance(self.float32, str)
+        names = tuple(self.float32) if listed else ()
         if not listed or not all(isinstance(name, str) and name for name in names):
             raise ValueError(f"`float32` must be names of modules, as ('convs.0',) (got {self.float32!r})")
         object.__setattr__(self, "float32", names)

@@ -1,0 +1,102 @@
+// Chains that keep few bits, and weight gradients.
+#include <nanobind/stl/vector.h>
+
+#include <vector>
+
+#include "bindings.h"
+
+namespace gossamer {
+namespace {
+
+// The gradients of all weights that the same rows were multiplied by, as four lists.
+std::vector<WeightGrad> wanted(const std::vector<Address>& g, const std::vector<Address>& partial,
+                               const std::vector<Address>& dw, const std::vector<int64_t>& outs) {
+  std::vector<WeightGrad> all;
+  for (size_t k = 0; k < g.size(); ++k)
+    all.push_back({at<float>(g[k]), at<float>(partial[k]), at<float>(dw[k]), outs[k]});
+  return all;
+}
+using Addresses = std::vector<Address>;
+
+}  // namespace
+
+// A kept chain crosses as one object, made once per call from addresses (kernels/cpu_chain.py).
+void define_chains(nb::module_& m) {
+  nb::class_<KeptChain>(m, "KeptChain")
+      .def("__init__", [](KeptChain* k, Address codes, Address zero, Address range, int64_t numel, int64_t block,
+                          int bits, bool bf16_meta, Address levels, Address mask, Address slopes, int slope_bits,
+                          float low, float width, float passing, float slope, double p, uint64_t seed) {
+        new (k) KeptChain{at<uint8_t>(codes),
+                          at<void>(zero),
+                          at<void>(range),
+                          {numel, block, bits, bf16_meta, at<float>(levels)},
+                          at<uint8_t>(mask),
+                          at<uint8_t>(slopes),
+                          slope_bits,
+                          low,
+                          width,
+                          passing,
+                          slope,
+                          p,
+                          seed};
+      });
+  def(m, "chain_keep",
+      [](Address x, Address scale, Address shift, Address col_mean, Address col_rstd, Address weight, Address bias,
+         float eps, Address mean, Address var, int64_t first_row, int64_t rows, int64_t cols, int act, float slope,
+         double p, uint64_t seed, const KeptChain& k, bool stochastic, uint64_t noise, Address out, int64_t group,
+         int threads) {
+        const ColumnAffine columns = {at<float>(scale), at<float>(shift), at<float>(col_mean), at<float>(col_rstd)};
+        const ChainRows in = {at<float>(x),
+                              columns,
+                              {at<float>(weight), at<float>(bias), eps},
+                              at<float>(mean),
+                              at<float>(var),
+                              first_row,
+                              rows,
+                              cols};
+        return kernels().chain_keep(in, {act, slope, p, seed}, k, {stochastic, noise}, at<float>(out), group, threads);
+      });
+  def(m, "chain_sums",
+      [](Address dout, const KeptChain& k, Address partial, Address sum_g, Address sum_gx, int64_t rows, int64_t cols,
+         int threads) {
+        return kernels().chain_sums(at<float>(dout), k, at<float>(partial), at<float>(sum_g), at<float>(sum_gx), rows,
+                                    cols, threads);
+      });
+  def(m, "chain_backward",
+      [](Address dout, const KeptChain& k, Address scale, Address by_hat, Address constant, Address dx, int64_t rows,
+         int64_t cols, int threads) {
+        return kernels().chain_backward(at<float>(dout), k, at<float>(scale), at<float>(by_hat), at<float>(constant),
+                                        at<float>(dx), rows, cols, threads);
+      });
+  def(m, "chain_row_backward",
+      [](Address dout, const KeptChain& k, Address weight, Address rstd, Address partial, Address dx, Address dweight,
+         Address dbias, int64_t rows, int64_t cols, int threads) {
+        return kernels().chain_row_backward(at<float>(dout), k, at<float>(weight), at<float>(rstd), at<float>(partial),
+                                            at<float>(dx), at<float>(dweight), at<float>(dbias), rows, cols, threads);
+      });
+  def(m, "chain_decode",
+      [](const KeptChain& k, Address weight, Address bias, bool result_kept, Address out, int64_t first_row,
+         int64_t rows, int64_t cols, int threads) {
+        return kernels().chain_decode(k, {at<float>(weight), at<float>(bias), 0.0f}, result_kept, at<float>(out),
+                                      first_row, rows, cols, threads);
+      });
+}
+
+void define_weight_grads(nb::module_& m) {
+  def(m, "weight_grad",
+      [](Address x, const Addresses& g, const Addresses& partial, const Addresses& dw, const std::vector<int64_t>& outs,
+         int64_t rows, int64_t in, int threads) {
+        const std::vector<WeightGrad> all = wanted(g, partial, dw, outs);
+        return kernels().weight_grad(at<float>(x), all.data(), int(all.size()), rows, in, threads);
+      });
+  def(m, "kept_weight_grad",
+      [](const KeptChain& k, Address weight, Address bias, bool result_kept, const Addresses& g,
+         const Addresses& partial, const Addresses& dw, const std::vector<int64_t>& outs, int64_t rows, int64_t in,
+         int threads) {
+        const std::vector<WeightGrad> all = wanted(g, partial, dw, outs);
+        return kernels().kept_weight_grad(k, {at<float>(weight), at<float>(bias), 0.0f}, result_kept, all.data(),
+                                          int(all.size()), rows, in, threads);
+      });
+}
+
+}  // namespace gossamer
