@@ -27,11 +27,11 @@ void def_grad(nb::module_& m, const char* name, Grad<G> Kernels::* kernel) {
 void define_int8(nb::module_& m) {
   def(m, "int8_linear",
       [](Address x, Address x_scale, Address w, Address w_scale, Address bias, Address added, Address out,
-         Address codes, Address scale, Address factor, bool stochastic, uint64_t seed, int64_t rows, int64_t in,
-         int64_t outs, int threads) {
+         Address codes, Address scale, Address factor, bool stochastic, uint64_t seed, Address att, Address terms,
+         int64_t count, int64_t heads, int64_t rows, int64_t in, int64_t outs, int threads) {
         return kernels().int8_linear(rows_of(x, x_scale), rows_of(w, w_scale), at<float>(bias), at<float>(added),
-                                     at<float>(out), codes_to(codes, scale, factor, stochastic, seed), rows, in, outs,
-                                     threads);
+                                     at<float>(out), codes_to(codes, scale, factor, stochastic, seed),
+                                     {at<float>(att), at<float>(terms), count, heads}, rows, in, outs, threads);
       });
   def(m, "spmm_rows",
       [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
@@ -79,6 +79,23 @@ void define_int8(nb::module_& m) {
          int64_t cols, int64_t heads, int threads) {
         kernels().sddmm_int8(csr(rowptr, col, n), rows_of(a, a_scale), rows_of(b, b_scale), at<float>(out), cols, heads,
                              threads);
+      });
+  def(m, "gat_backward_int8",
+      [](Address rowptr, Address col, int64_t n, Address a_src, Address a_dst, Address a_edge, float slope, Address p,
+         double drop, uint64_t seed, Address g, Address g_scale, Address h, Address h_scale, Address pairs,
+         Address da_dst, int64_t cols, int64_t heads, int threads) {
+        return kernels().gat_backward_int8(csr(rowptr, col, n), {at<float>(a_src), at<float>(a_dst), at<float>(a_edge)},
+                                           slope, at<float>(p), drop, seed, rows_of(g, g_scale), rows_of(h, h_scale),
+                                           at<float>(pairs), at<float>(da_dst), cols, heads, threads);
+      });
+  def(m, "gat_sources_int8",
+      [](Address t_rowptr, Address t_col, int64_t n, Address t_perm, Address pairs, Address g, Address g_scale,
+         Address da_src, Address da_dst, Address att_src, Address att_dst, Address out, Address codes, Address scale,
+         Address factor, bool stochastic, uint64_t seed, int64_t cols, int64_t heads, int threads) {
+        return kernels().gat_sources_int8(
+            csr(t_rowptr, t_col, n), at<int64_t>(t_perm), at<float>(pairs), rows_of(g, g_scale),
+            {at<float>(da_src), at<float>(da_dst), at<float>(att_src), at<float>(att_dst)}, at<float>(out),
+            codes_to(codes, scale, factor, stochastic, seed), cols, heads, threads);
       });
 }
 

@@ -106,9 +106,17 @@ GOSSAMER_INLINE void int8_epilogue(const int32_t* totals, float x_scale, const f
   }
 }
 
-// Floats to `out`, or codes to `to`; false when there is no memory for the packed operands.
+GOSSAMER_INLINE void write_terms(const float* row, const HeadTerms& terms, int64_t i, int64_t rows, int64_t cols) {
+  if (!terms.out) return;
+  const int64_t width = cols / terms.heads;
+  for (int64_t k = 0; k < terms.count; ++k)
+    for (int64_t h = 0; h < terms.heads; ++h)
+      terms.out[(k * rows + i) * terms.heads + h] = dot(row + h * width, terms.att + k * cols + h * width, width);
+}
+
+// Floats to `out`, or codes to `to` with terms of the rows; false when there is no memory for the packed operands.
 static bool int8_linear(Int8Rows x, Int8Rows w, const float* bias, const float* added, float* out, RowCodes to,
-                        int64_t rows, int64_t in, int64_t outs, int threads) {
+                        HeadTerms terms, int64_t rows, int64_t in, int64_t outs, int threads) {
   const int64_t groups = ceil_div(in, kGroup), panels = ceil_div(outs, kPanel), padded_outs = panels * kPanel;
   Buffer<Code> packed(padded_outs * groups * kGroup);
   Buffer<int32_t> sums(padded_outs);
@@ -144,7 +152,11 @@ static bool int8_linear(Int8Rows x, Int8Rows w, const float* bias, const float* 
                             outs - p * kPanel, streaming);
             }
           }
-          for (int r = 0; !out && r < count; ++r) writer.write(whole.data + r * outs, whole.data + r * outs, row + r);
+          for (int r = 0; !out && r < count; ++r) {
+            float* finished = whole.data + r * outs;
+            write_terms(finished, terms, row + r, rows, outs);
+            writer.write(finished, finished, row + r);
+          }
         }
         stream_fence();
       });

@@ -108,6 +108,21 @@ struct GatTerms {
   const float *src, *dst, *edge;
 };
 
+// What attention's logits pass down to the rows of sources: da_src (written) times att_src, and da_dst times att_dst
+// where those rows are also the destinations'; da [nodes, heads], att [columns]; da_dst null: they are not.
+struct GatSources {
+  float* da_src;
+  const float *da_dst, *att_src, *att_dst;
+};
+
+// Products of finished rows with a few vectors: out[k, i, h] = <row i, att[k]> over the columns of head h, for k below
+// `count`; out null: none.
+struct HeadTerms {
+  const float* att;  // [count, columns]
+  float* out;        // [count, rows, heads]
+  int64_t count, heads;
+};
+
 // Sums over rows are taken in chunks of this many, each with two rows of scratch, padded to whole vectors.
 constexpr int64_t kChunkRows = 256;
 inline int64_t scratch_floats(int64_t rows, int64_t cols) {
@@ -206,7 +221,7 @@ struct Kernels {
   void (*gather_packed)(const uint8_t* codes, const void* zero, const void* range, const int64_t* ids, float* out,
                         int64_t count, int64_t cols, int bits, bool bf16_meta, int threads);
   // ops/int8_linear.py and the other products of int8 rows; false: no memory left for scratch
-  bool (*int8_linear)(Int8Rows x, Int8Rows w, const float* bias, const float* added, float* out, RowCodes to,
+  bool (*int8_linear)(Int8Rows x, Int8Rows w, const float* bias, const float* added, float* out, RowCodes to, HeadTerms,
                       int64_t rows, int64_t in, int64_t out_features, int threads);
   bool (*spmm_rows)(Csr, EdgeWeight, RowEnd, const int8_t* x, RowCodes to, int64_t cols, int threads);
   bool (*quantize_times)(const float* x, RowCodes to, int64_t rows, int64_t cols, int threads);
@@ -219,6 +234,11 @@ struct Kernels {
   bool (*int8_grad_int8)(const int8_t* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial,
                          float* dw, int64_t rows, int64_t outs, int64_t in, int threads);
   void (*sddmm_int8)(Csr, Int8Rows a, Int8Rows b, float* out, int64_t cols, int64_t heads, int threads);
+  // ops/gat_int8.py; false: no memory left for scratch
+  bool (*gat_backward_int8)(Csr, GatTerms, float slope, const float* p, double drop, uint64_t seed, Int8Rows g,
+                            Int8Rows h, float* pairs, float* da_dst, int64_t cols, int64_t heads, int threads);
+  bool (*gat_sources_int8)(Csr transposed, const int64_t* perm, const float* pairs, Int8Rows g, GatSources, float* out,
+                           RowCodes to, int64_t cols, int64_t heads, int threads);
 };
 
 // One per translation unit in targets/; null when that unit was not built for this architecture.

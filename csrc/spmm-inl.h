@@ -77,18 +77,10 @@ GOSSAMER_INLINE void spmm_tail(const Csr& a, const EdgeWeight& w, RowEdges row, 
   }
 }
 
-// Columns [begin, end) of output row i, at `out`; all of them belong to one head.
-template <typename In, typename Out>
-static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row, int64_t i, int64_t head, const In* x,
-                     Out* out, int64_t cols, int64_t begin, int64_t end, bool streaming) {
-  const float dst_scale = w.dst_scale ? w.dst_scale[i] : 1.0f;
-  const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst], streaming, dst_scale};
-  const float root = end_of_row.own_scale ? end_of_row.root * end_of_row.own_scale[i] : end_of_row.root;
-  const auto add = [&](int64_t c) {
-    return RowAdd<In>{end_of_row.bias ? end_of_row.bias + c : nullptr,
-                      end_of_row.root != 0 ? x + i * cols + c : nullptr, root,
-                      end_of_row.rows ? end_of_row.rows + i * cols + c : nullptr};
-  };
+// Columns [begin, end) of one row, at `out`; all of them belong to one head. add(c): what follows from column c on.
+template <typename In, typename Out, typename Add>
+GOSSAMER_INLINE void spmm_columns(const Csr& a, const EdgeWeight& w, const RowEdges& row, const Add& add, int64_t head,
+                                  const In* x, Out* out, int64_t cols, int64_t begin, int64_t end) {
   int64_t c = begin;
   while (end - c >= kLanes) {
     const int vectors = int(min_of<int64_t>(kTileVectors, ceil_div(end - c, kLanes)));
@@ -111,6 +103,21 @@ static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row
     c += width;
   }
   if (c < end) spmm_tail(a, w, row, add(c), head, x + c, cols, out + c, int(end - c));
+}
+
+// The same of output row i.
+template <typename In, typename Out>
+static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row, int64_t i, int64_t head, const In* x,
+                     Out* out, int64_t cols, int64_t begin, int64_t end, bool streaming) {
+  const float dst_scale = w.dst_scale ? w.dst_scale[i] : 1.0f;
+  const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst], streaming, dst_scale};
+  const float root = end_of_row.own_scale ? end_of_row.root * end_of_row.own_scale[i] : end_of_row.root;
+  const auto add = [&](int64_t c) {
+    return RowAdd<In>{end_of_row.bias ? end_of_row.bias + c : nullptr,
+                      end_of_row.root != 0 ? x + i * cols + c : nullptr, root,
+                      end_of_row.rows ? end_of_row.rows + i * cols + c : nullptr};
+  };
+  spmm_columns(a, w, row, add, head, x, out, cols, begin, end);
 }
 
 template <typename In, typename Out>

@@ -44,6 +44,8 @@ namespace GOSSAMER_TARGET {
 
 #include "int8_rows-inl.h"
 
+#include "gat_int8-inl.h"
+
 #include "int8_grad-inl.h"
 
 #include "weight_grad-inl.h"
@@ -101,6 +103,8 @@ static const Kernels table = {
     int8_grad<float>,
     int8_grad<int8_t>,
     sddmm_int8,
+    gat_backward_int8,
+    gat_sources_int8,
 };
 
 }  // namespace GOSSAMER_TARGET

@@ -8,6 +8,7 @@ Everything but the sum is float32: logits come from h itself, as an error e of o
 Q(.) rounding rows stochastically, once for both its readers, and scales as in ops/spmm_int8.py and ops/sddmm_int8.py,
 
     G = Q(dout)           dw_e = <G_i, h^_j>          dh_j = sum over the edges out of j of  w_e G_i  + the logits' part
+                                                                                        (ops/gat_int8.py)
 
 the sum's scales are those of G alone, dw's are those of G and of h^. All gradients are linear in G, hence right on
 average. The codes are those of forward, and h passes rounding as if it were not there.
@@ -16,7 +17,8 @@ Kept are the rows, N (D + 4) bytes, in place of h, and p: one number per edge an
 than the sum.
 
     GAT     And the terms a. datt = sum of da h^, where da h would be exact: off by 0.5 % of its norm at initialisation,
-            by 1 % when trained (digits, 8 heads of 8).
+            by 1 % when trained (digits, 8 heads of 8). If the rows come from a projection that is read here alone
+            (conv.py), h never exists in float32, nor does dh: it goes back as rows, in the projection's box.
     GATv2   The slopes of leaky are those at h^_j + g^_i. Where |h_j + g_i| is less than a step this may be the other
             slope; activations/gatv2.py says what that does to dg.
 
@@ -36,9 +38,10 @@ from .. import ops
 from ..activations.attention import SPAN, Edges
 from ..activations.noise import refuse_twice
 from ..graph import Graph
-from ..ops.attention import edge_sums_op, gat_attention_backward_op
 from ..ops.edge_softmax import edge_softmax_backward_op
 from ..ops.gatv2 import gatv2_backward_op
+from .box import Box, leave_box
+from .conv import Projected
 from .plan import Int8
 from .rows import Rows, Seeds, quantised
 
@@ -53,6 +56,10 @@ class Setting(NamedTuple):
     drop: tuple[float, int] | None
     how: Int8
 
+    @property
+    def dropout(self) -> tuple[float, int]:
+        return self.drop or (0.0, 0)
+
     def dropped(self, p: Tensor) -> Tensor:
         """Dropout of what edges have; the gradient of that, too."""
         return p if self.drop is None else ops.dropout(p, *self.drop)
@@ -61,18 +68,23 @@ class Setting(NamedTuple):
 def gat_sum(
     graph: Graph, h_src: Tensor, h_dst: Tensor | None, atts: tuple[Tensor, Tensor],
     terms: tuple[Tensor, Tensor | None, Tensor | None], bias: Tensor | None, setting: Setting,
+    projected: Projected | None = None,
 ) -> Tensor:  # fmt: skip
     """The sums [num_dst, heads * width] from rows of that width and atts [1, heads, width] of sources and destinations.
 
     `terms` are a_src, a_dst (None without h_dst) and a_edge. The first two come without a gradient, which is computed
-    here as that of rows and atts.
+    here as that of rows and atts. `projected`: where the rows are, if h_src only stands for them.
     """
+    rows = quantised(h_src, setting.how) if projected is None else projected.rows
     if not torch.is_grad_enabled():
-        p = ops.gat_attention(graph, *terms, setting.slope)
-        return _summed(graph, p, quantised(h_src, setting.how), bias, setting)
+        return _summed(graph, ops.gat_attention(graph, *terms, setting.slope), rows, bias, setting)
     a_src, a_dst = terms[0].contiguous(), None if terms[1] is None else terms[1].contiguous()  # maybe parts of one
     other, att_dst = None if h_dst is h_src else h_dst, None if h_dst is None else atts[1]
-    return _Int8Gat.apply(h_src, other, atts[0], att_dst, terms[2], bias, a_src, a_dst, graph, setting)
+    boxes = (Box(), None if projected is None else projected.box)
+    given = (h_src, other, atts[0], att_dst, terms[2], bias, a_src, a_dst)
+    out = _Int8Gat.apply(*given, graph, setting, rows, boxes)
+    leave_box(out, boxes[0])
+    return out
 
 
 def gatv2_sum(graph: Graph, h_src: Tensor, h_dst: Tensor, att: Tensor, bias: Tensor | None, setting: Setting) -> Tensor:
@@ -80,7 +92,10 @@ def gatv2_sum(graph: Graph, h_src: Tensor, h_dst: Tensor, att: Tensor, bias: Ten
     if not torch.is_grad_enabled():
         p = _gatv2_weights(graph, h_src, h_dst, att, setting.slope)
         return _summed(graph, p, quantised(h_src, setting.how), bias, setting)
-    return _Int8Gatv2.apply(h_src, None if h_dst is h_src else h_dst, att, bias, graph, setting)
+    box = Box()
+    out = _Int8Gatv2.apply(h_src, None if h_dst is h_src else h_dst, att, bias, graph, setting, box)
+    leave_box(out, box)
+    return out
 
 
 def _gatv2_weights(graph: Graph, h_src: Tensor, h_dst: Tensor, att: Tensor, slope: float) -> Tensor:
@@ -101,10 +116,20 @@ def _dh(edges: Edges, p: Tensor, g: Rows, setting: Setting, rows: Tensor | None 
     return _sum(edges.t_rowptr, edges.t_col, w, g.scale, None, g.codes, None, None, 0.0, rows)
 
 
-def _of_terms(das: Sequence[Tensor], atts: Sequence[Tensor]) -> Tensor:
-    """The sum of da att over sources and destinations, per head: one narrow product, which `_dh` adds in its pass."""
-    spread = torch.cat([torch.block_diag(*att[0]) for att in atts])  # [heads * len(atts), columns]
-    return ops.linear(torch.cat(list(das), 1), spread.t(), None)
+class _Dout(NamedTuple):
+    """The gradient of a sum: rounded, and its column sums if they are wanted."""
+
+    rows: Rows
+    sums: Tensor | None
+
+    @classmethod
+    def of(cls, dout: Tensor, box: Box, noise: int | None, summed: bool) -> _Dout:
+        found = box.take(dout)
+        if found is not None:
+            (rows,), sums = found
+            return cls(rows, sums)
+        dout = dout.contiguous()
+        return cls(Rows(*ops.quantize_times(dout, None, noise)), ops.column_sums(dout) if summed else None)
 
 
 def _datt(da: Tensor, h: Rows) -> Tensor:
@@ -119,72 +144,94 @@ class _Int8Gat(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h_src: Tensor, h_dst: Tensor | None, att_src: Tensor, att_dst: Tensor | None, a_edge: Tensor | None,
-        bias: Tensor | None, a_src: Tensor, a_dst: Tensor | None, graph: Graph, setting: Setting,
+        bias: Tensor | None, a_src: Tensor, a_dst: Tensor | None, graph: Graph, setting: Setting, rows: Rows,
+        boxes: tuple[Box, Box | None],
     ) -> Tensor:  # fmt: skip
-        terms, rows = (a_src, a_dst, a_edge), quantised(h_src, setting.how)
+        terms = (a_src, a_dst, a_edge)
         p = ops.gat_attention(graph, *terms, setting.slope)
-        ctx.setting, ctx.apart, ctx.weighs = setting, h_dst is not None, any(ctx.needs_input_grad[:5])
-        if ctx.weighs:
-            ctx.noise = Seeds(setting.how, h_src).of_gradient()
+        ctx.setting, ctx.apart, ctx.boxes = setting, h_dst is not None, boxes
+        ctx.noise = _ask(ctx, boxes[0], rows, setting, 5)
+        if ctx.noise is not None:
             other = quantised(h_dst, setting.how) if h_dst is not None and ctx.needs_input_grad[3] else ()
             ctx.save_for_backward(*Edges.of(graph), p, *terms, att_src, att_dst, *rows, *other)
         return _summed(graph, p, rows, bias, setting)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Grads:
+        needs = ctx.needs_input_grad
         with torch.no_grad():
-            dout = dout.contiguous()
-            grads = _gat_gradients(ctx, ctx.saved_tensors, dout) if ctx.weighs else (None,) * 5
-            dbias = ops.column_sums(dout) if ctx.needs_input_grad[5] else None
-        return *refuse_twice(*grads, dbias), None, None, None, None
+            if ctx.noise is None:
+                return *refuse_twice(*[None] * 5, ops.column_sums(dout.contiguous())), *[None] * 6
+            g = _Dout.of(dout, ctx.boxes[0], ctx.noise[0], needs[5])
+            grads = _gat_gradients(ctx, ctx.saved_tensors, g.rows)
+        return *refuse_twice(*grads, g.sums if needs[5] else None), *[None] * 6
 
 
-def _gat_gradients(ctx: Any, saved: Sequence[Any], dout: Tensor) -> Grads:
+def _ask(ctx: Any, box: Box, rows: Rows, setting: Setting, learnt: int) -> tuple[int | None] | None:
+    """The seed of the gradient's rounding; None if of the first inputs none needs a gradient, but the bias does."""
+    if not any(ctx.needs_input_grad[:learnt]):
+        return None
+    seeds = Seeds(setting.how, rows.scale)
+    box.ask_for([None], seeds, None)
+    return (seeds.of_gradient(),)
+
+
+def _gat_gradients(ctx: Any, saved: Sequence[Any], g: Rows) -> Grads:
     needs, setting, edges, p, terms = ctx.needs_input_grad, ctx.setting, Edges(*saved[:5]), saved[5], saved[6:9]
     (att_src, att_dst), h, other = saved[9:11], Rows(*saved[11:13]), saved[13:]
-    g = Rows(*ops.quantize_times(dout, None, ctx.noise))
-    dp = _dp(edges, g, h, p.size(1), setting)
-    da_edge, da_dst = gat_attention_backward_op(edges.rowptr, edges.col, *terms, setting.slope, p, dp)
-    da_src = edge_sums_op(edges.t_rowptr, edges.t_perm, da_edge)
-    dh_src = None
-    if needs[0]:
-        both = att_dst is not None and not ctx.apart
-        das, atts = ([da_src, da_dst], [att_src, att_dst]) if both else ([da_src], [att_src])
-        dh_src = _dh(edges, p, g, setting, _of_terms(das, atts))
+    given = (edges.rowptr, edges.col, *terms, setting.slope, p, *setting.dropout)
+    pairs, da_dst = ops.gat_backward_int8(*given, *g, *h)
+    to_dst = att_dst is not None and not ctx.apart
+    atts = (att_src.flatten(), att_dst.flatten() if to_dst else None, da_dst if to_dst else None)
+    dh_src, da_src = _to_sources(edges, pairs, g, atts, ctx.boxes[1])
     dh_dst = (da_dst.unsqueeze(2) * att_dst).flatten(1) if needs[1] else None
     datt_src = _datt(da_src, h) if needs[2] else None
     datt_dst = _datt(da_dst, Rows(*other) if ctx.apart else h) if needs[3] else None
-    return dh_src, dh_dst, datt_src, datt_dst, da_edge if needs[4] else None
+    da_edge = pairs[:, p.size(1) :].contiguous() if needs[4] else None
+    return dh_src if needs[0] else None, dh_dst, datt_src, datt_dst, da_edge
+
+
+def _to_sources(
+    edges: Edges, pairs: Tensor, g: Rows, atts: tuple[Tensor | None, ...], box: Box | None
+) -> tuple[Tensor, Tensor]:
+    """dh, which goes into the box if there is one, and da_src."""
+    given = (edges.t_rowptr, edges.t_col, edges.t_perm, pairs, *g, *atts)
+    if box is None or not box.factors:
+        dh, _, da_src = ops.gat_sources_int8(*given, False, None, None)
+        return dh, da_src
+    *rows, da_src = ops.gat_sources_int8(*given, True, box.factors[0], box.seeds[0])
+    return box.put([Rows(*rows)], da_src.new_empty(0)), da_src
 
 
 class _Int8Gatv2(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h_src: Tensor, h_dst: Tensor | None, att: Tensor, bias: Tensor | None, graph: Graph, setting: Setting
-    ) -> Tensor:
+        ctx: Any, h_src: Tensor, h_dst: Tensor | None, att: Tensor, bias: Tensor | None, graph: Graph,
+        setting: Setting, box: Box,
+    ) -> Tensor:  # fmt: skip
         p = _gatv2_weights(graph, h_src, h_src if h_dst is None else h_dst, att, setting.slope)
         rows = quantised(h_src, setting.how)
-        ctx.setting, ctx.weighs = setting, any(ctx.needs_input_grad[:3])
-        if ctx.weighs:
-            ctx.noise = Seeds(setting.how, h_src).of_gradient()
+        ctx.setting, ctx.box, ctx.noise = setting, box, _ask(ctx, box, rows, setting, 3)
+        if ctx.noise is not None:
             other = () if h_dst is None else quantised(h_dst, setting.how)
             ctx.save_for_backward(*Edges.of(graph), p, att, *rows, *other)
         return _summed(graph, p, rows, bias, setting)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Grads:
+        needs = ctx.needs_input_grad
         with torch.no_grad():
-            dout = dout.contiguous()
-            grads = _gatv2_gradients(ctx, ctx.saved_tensors, dout) if ctx.weighs else (None,) * 3
-            dbias = ops.column_sums(dout) if ctx.needs_input_grad[3] else None
-        return *refuse_twice(*grads, dbias), None, None
+            if ctx.noise is None:
+                return *refuse_twice(*[None] * 3, ops.column_sums(dout.contiguous())), *[None] * 3
+            g = _Dout.of(dout, ctx.box, ctx.noise[0], needs[3])
+            grads = _gatv2_gradients(ctx, ctx.saved_tensors, g.rows)
+        return *refuse_twice(*grads, g.sums if needs[3] else None), *[None] * 3
 
 
-def _gatv2_gradients(ctx: Any, saved: Sequence[Any], dout: Tensor) -> Grads:
+def _gatv2_gradients(ctx: Any, saved: Sequence[Any], g: Rows) -> Grads:
     setting, edges, p, att, rows = ctx.setting, Edges(*saved[:5]), saved[5], saved[6].contiguous(), saved[7:]
     decoded = [ops.dequantize_rows(*rows[k : k + 2]) for k in range(0, len(rows), 2)]
     given = (edges.rowptr, edges.col, decoded[0], decoded[-1], att, setting.slope)
-    g = Rows(*ops.quantize_times(dout, None, ctx.noise))
     dlogits = edge_softmax_backward_op(edges.rowptr, p, _dp(edges, g, Rows(*rows[:2]), p.size(1), setting))
     dh_src, dh_dst, datt = gatv2_backward_op(*given, edges.t_rowptr, edges.t_col, edges.t_perm, dlogits)
     if len(decoded) == 1:

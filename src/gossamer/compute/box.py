@@ -49,14 +49,18 @@ class Box:
         seeds = [seed or 0 for seed in self.seeds]
         given = (*gradient, *settings, self.factors, seeds, stochastic)
         flat, sums, dweight, dbias = ops.norm_act_backward_rows(*given)
-        self._found = [Rows(*flat[k : k + 2]) for k in range(0, len(flat), 2)], sums
+        found = [Rows(*flat[k : k + 2]) for k in range(0, len(flat), 2)]
         if self._watch is not None:
             dx = ops.OPS["norm_act_backward"](*gradient, *settings)[0]
-            for rows, factor in zip(self._found[0], self.factors, strict=True):
+            for rows, factor in zip(found, self.factors, strict=True):
                 self._watch.see("dout", dx, rows, factor)
+        return self.put(found, sums), dweight, dbias
+
+    def put(self, found: list[Rows], sums: Tensor) -> Tensor:
+        """Rows for each factor and the sums of columns; the stand-in for autograd."""
         value = 0.0 if torch.is_anomaly_enabled() else torch.nan  # anomaly mode would take NaN for a divergence
-        self._stand_in = sums.new_full((), value).expand(gradient[0].shape)
-        return self._stand_in, dweight, dbias
+        self._found, self._stand_in = (found, sums), stand_in(found[0].codes, value)
+        return self._stand_in
 
     def take(self, dout: Tensor) -> tuple[list[Rows], Tensor] | None:
         """What was put in; None if nothing was, and dout is the gradient itself."""
@@ -70,6 +74,11 @@ class Box:
                 "register a forward hook on the layer instead of reaching into the container, or restore_ the model"
             )
         return found
+
+
+def stand_in(rows: Tensor, value: float = torch.nan) -> Tensor:
+    """One number, expanded: what autograd gets in place of a float tensor of that shape that is never made."""
+    return torch.full((), value, device=rows.device).expand(rows.shape)
 
 
 def leave_box(out: Tensor, box: Box) -> None:

@@ -1,6 +1,7 @@
 """Products and neighbour sums of int8 rows, in integers both ways.
 
     products          y_k = x W_k^T + b_k
+    projections       h = x W^T as rows, and <h, att> by head                    for attention (attention.py)
     multiply first    y = A (x W^T) + b + x W_r^T + b_r          h = x W^T leaves its product as rows
     aggregate first   y = (A x) W^T + b + x W_r^T + b_r          z = A x leaves its sum as rows
 
@@ -25,11 +26,22 @@ from ..activations.chain import LARGE
 from ..activations.hook_account import layer_here
 from ..activations.noise import refuse_twice
 from .adjacency import Adjacency
-from .box import Box, leave_box
+from .box import Box, leave_box, stand_in
 from .entry import Entry, Norm, come_in, leave, operand, refuse_nan
 from .gradients import Delivered, Gradient, readers, through
 from .rows import Rows, Seeds, Weight, weight_rows
 from .watch import Watch
+
+
+class Projected:
+    """Rows for attention: `h` stands for them where autograd looks, and their gradient is to be put into `box`."""
+
+    h: Tensor
+    rows: Rows
+    terms: Tensor  # [len(att), nodes, heads]
+
+    def __init__(self, att: Tensor, heads: int) -> None:
+        self.att, self.heads, self.box = att, heads, Box()
 
 
 class Spec(NamedTuple):
@@ -39,6 +51,7 @@ class Spec(NamedTuple):
     first: str  # "products", "multiply" or "aggregate"
     box: Box
     adjacency: Adjacency | None = None
+    projected: Projected | None = None
 
 
 NO_NORM: Norm = (None, None, None, None)
@@ -115,7 +128,11 @@ def _run(
     seeds: Seeds, data: bool,
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
     """The results, and what else backward needs."""
-    adjacency, watch = spec.adjacency, spec.entry.watch
+    adjacency, watch, projected = spec.adjacency, spec.entry.watch, spec.projected
+    if projected is not None:
+        given = (projected.att, projected.heads, seeds.of_activation())
+        projected.rows, projected.terms = weights[0].forward_heads(x, *given)
+        return [stand_in(projected.rows.codes)], ()
     if adjacency is None:
         added = [rows, *[None] * (len(weights) - 1)]
         return [w.forward(x, b, r) for w, b, r in zip(weights, biases, added, strict=True)], ()
@@ -141,6 +158,15 @@ def products(
     return _apply(x, norm, rows, Spec(entry, "products", Box()), weights, biases)
 
 
+def project(
+    x: Tensor, weight: Tensor, att: Tensor, heads: int, entry: Entry, norm: Norm = NO_NORM
+) -> tuple[Projected | Tensor, ...]:
+    """x W^T for attention with att [terms, columns], then the chain's mean and variance."""
+    made = Projected(att, heads)
+    made.h, *statistics = _apply(x, norm, None, Spec(entry, "products", made.box, None, made), [weight], [None])
+    return made, *statistics
+
+
 def convolve(
     x: Tensor, adjacency: Adjacency, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
     first: str, entry: Entry, norm: Norm = NO_NORM, rows: Tensor | None = None,
@@ -157,6 +183,6 @@ def _apply(
 ) -> tuple[Tensor, ...]:
     params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
     outs = _Int8.apply(x.float().contiguous(), *norm, rows, spec, *params)
-    if len(outs) == 3:
+    if len(outs) == 3 and spec.projected is None:
         leave_box(outs[0], spec.box)
     return outs

@@ -63,6 +63,11 @@ class Weight(NamedTuple):
     def forward_rows(self, x: Rows, noise: int | None) -> Rows:
         return Rows(*ops.int8_linear_rows(*x, self.codes, self.scale, None, None, noise))
 
+    def forward_heads(self, x: Rows, att: Tensor, heads: int, noise: int | None) -> tuple[Rows, Tensor]:
+        """Rows, and their products with each row of att by head, of what they were before rounding."""
+        *made, terms = ops.int8_linear_heads(*x, self.codes, self.scale, att, heads, noise)
+        return Rows(*made), terms
+
     def backward(self, g: Rows, rows: Tensor | None = None) -> Tensor:
         """g W from rows of gradients that were multiplied by `folded`."""
         return ops.int8_linear(*g, self.transposed, self._ones(), None, rows)

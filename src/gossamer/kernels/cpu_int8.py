@@ -19,14 +19,15 @@ from .cpu_dense import column_affine, column_gradient, moments
 from .cpu_sparse import sum_rows
 
 Rows = tuple[Tensor, Tensor]
+NO_TERMS = (0, 0, 0, 1)
 
 
-def _enough(done: bool) -> None:
+def enough(done: bool) -> None:
     if not done:
         raise MemoryError("no memory left for the scratch of a product of int8 rows")
 
 
-def _empty_rows(rows: int, columns: int) -> Rows:
+def empty_rows(rows: int, columns: int) -> Rows:
     return memory.empty([rows, columns], torch.int8), memory.empty([rows], F32)
 
 
@@ -38,7 +39,7 @@ def _int8_linear(
         return out
     x, x_scale, w, w_scale, bias, rows = contiguous(x, x_scale, w, w_scale, as_float(bias), as_float(rows))
     given = (at(x), at(x_scale), at(w), at(w_scale), at(bias), at(rows), at(out), 0, 0, 0, False, 0)
-    _enough(native.int8_linear(*given, *x.shape, w.size(0), num_threads()))
+    enough(native.int8_linear(*given, *NO_TERMS, *x.shape, w.size(0), num_threads()))
     return out
 
 
@@ -46,10 +47,10 @@ def _int8_linear_rows(
     x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, factor: Tensor | None,
     seed: int | None,
 ) -> Rows:  # fmt: skip
-    codes, scale = _empty_rows(x.size(0), w.size(0))
+    codes, scale = empty_rows(x.size(0), w.size(0))
     x, x_scale, w, w_scale, bias, factor = contiguous(x, x_scale, w, w_scale, as_float(bias), factor)
     given = (at(x), at(x_scale), at(w), at(w_scale), at(bias), 0, 0, at(codes), at(scale), at(factor), *noise(seed))
-    _enough(native.int8_linear(*given, *x.shape, w.size(0), num_threads()))
+    enough(native.int8_linear(*given, *NO_TERMS, *x.shape, w.size(0), num_threads()))
     return codes, scale
 
 
@@ -72,18 +73,18 @@ def _spmm_rows(
     rowptr, col, codes, scale, factor = contiguous(rowptr, col, codes, scale, factor)
     sources = of_sources(scale, src_scale).float().contiguous()
     value, dst_scale, bias, rows = (as_float(t) for t in (value, dst_scale, bias, rows))
-    to, to_scale = _empty_rows(rowptr.numel() - 1, codes.size(1))
+    to, to_scale = empty_rows(rowptr.numel() - 1, codes.size(1))
     weights = (at(value), at(sources), at(dst_scale), heads_of(value))
     end = (at(bias), root, at(rows), at(scale))
     written = (at(to), at(to_scale), at(factor), *noise(seed), codes.size(1), num_threads())
-    _enough(native.spmm_rows(at(rowptr), at(col), to.size(0), *weights, *end, at(codes), *written))
+    enough(native.spmm_rows(at(rowptr), at(col), to.size(0), *weights, *end, at(codes), *written))
     return to, to_scale
 
 
 def _quantize_times(x: Tensor, factor: Tensor | None, seed: int | None) -> Rows:
     x, factor = contiguous(x, factor)
-    codes, scale = _empty_rows(*x.shape)
-    _enough(native.quantize_times(at(x), at(codes), at(scale), at(factor), *noise(seed), 0, *x.shape, num_threads()))
+    codes, scale = empty_rows(*x.shape)
+    enough(native.quantize_times(at(x), at(codes), at(scale), at(factor), *noise(seed), 0, *x.shape, num_threads()))
     return codes, scale
 
 
@@ -95,7 +96,7 @@ def _chain_rows(
         own = (weight, bias, mean, var, over, eps, act, slope, p, seed, seed_of_noise)
         return OPS["chain_rows"].reference(x, *own)
     x, weight, bias = contiguous(x, weight, bias)
-    codes, scale = _empty_rows(*x.shape)
+    codes, scale = empty_rows(*x.shape)
     if over == Over.ROWS:
         own_mean, own_var = x.new_empty(x.size(0)), x.new_empty(x.size(0))
     else:
@@ -105,7 +106,7 @@ def _chain_rows(
     by_row = (at(own_mean), at(own_var)) if over == Over.ROWS else (0, 0)
     given = (at(x), *(at(t) for t in columns), at(weight), at(bias), eps, *by_row, *x.shape)
     tail = (act, slope, p, seed & MASK64, at(codes), at(scale), *noise(seed_of_noise), num_threads())
-    _enough(native.chain_rows(*given, *tail))
+    enough(native.chain_rows(*given, *tail))
     return codes, scale, own_mean, own_var
 
 
@@ -121,7 +122,7 @@ def _norm_act_backward_rows(
     columns, by_x, constant, dweight, dbias = column_gradient(
         dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed
     )
-    rows = [_empty_rows(*x.shape) for _ in factors]
+    rows = [empty_rows(*x.shape) for _ in factors]
     to = [
         (at(codes), at(scale), at(factor), *noise(own if stochastic else None))
         for (codes, scale), factor, own in zip(rows, factors, seeds, strict=True)
@@ -129,7 +130,7 @@ def _norm_act_backward_rows(
     to += [(0, 0, 0, False, 0)] * (2 - len(to))
     sums, scratch = x.new_empty(x.size(1)), row_sums_scratch(*x.shape)
     given = (at(dout), at(x), *(at(t) for t in columns[:3]), at(by_x), at(constant), act, slope, p, seed & MASK64)
-    _enough(
+    enough(
         native.affine_backward_rows(*given, *to[0], *to[1], at(scratch), at(sums), *x.shape, num_threads())
     )  # fmt: skip
     return [tensor for pair in rows for tensor in pair], sums, dweight, dbias
@@ -145,7 +146,7 @@ def _int8_grad(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, 
     dw = memory.empty([outs, columns], F32)
     kernel = native.int8_grad_f32 if g_scale is None else native.int8_grad_int8
     ends = (at(partial), at(dw), rows, outs, columns, num_threads())
-    _enough(kernel(at(g), at(by_row), at(codes), seed & MASK64, *ends))
+    enough(kernel(at(g), at(by_row), at(codes), seed & MASK64, *ends))
     return dw
 
 

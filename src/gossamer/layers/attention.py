@@ -10,10 +10,13 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from .. import ops
 from ..activations import plan as plans
+from ..compute.conv import Projected, project
 from ..compute.conv import products as int8_products
-from ..compute.plan import Int8, worth
+from ..compute.entry import Entry
+from ..compute.plan import LEAST, Int8, worth
 from ..compute.plan import of as int8_of
 from ..graph import Graph
+from ..ops.int8_linear import MAX_COLUMNS
 from . import rules
 from .adjacency import Sizes, checked, from_edges, graph_of, is_sparse, listed_edges, remember
 from .border import by_pyg
@@ -100,6 +103,37 @@ def in_int8(module: Any, h: Tensor, shows_weights: bool | None) -> Int8 | None:
     """How to round the rows that are summed; None: not, as where they are kept in fewer bits."""
     how = None if shows_weights or plans.of(module) is not None else int8_of(module)
     return how if how is not None and worth(h) else None
+
+
+def _projects(module: Any, x: Tensor, shows_weights: bool | None = None) -> Int8 | None:
+    """How GAT's one projection of x is made as int8 rows that only its attention reads; None: it is not."""
+    lin = module.lin
+    if lin is None or not is_plain(lin) or lin.bias is not None or module.res is not None:
+        return None
+    how, columns = int8_of(lin), lin.weight.size(0)
+    whole = how is not None and how.watch is None and plans.of(lin) is None and lin.weight.dtype == torch.float32
+    fits = whole and x.size(0) * columns >= LEAST and columns <= MAX_COLUMNS
+    return how if fits and in_int8(module, x, shows_weights) is not None else None
+
+
+def _project(module: Any, x: Tensor, entry: Entry, *norm: Any) -> tuple[Any, ...]:
+    att = torch.cat([module.att_src, module.att_dst]).detach().flatten(1)
+    return project(x, module.lin.weight, att, module.heads, entry, *norm)
+
+
+def projected(module: Any, x: Tensor, shows_weights: bool | None) -> Projected | None:
+    """The rows of GAT's projection of x, where nobody needs them in float32."""
+    how = _projects(module, x, shows_weights)
+    return None if how is None else _project(module, x, Entry(how))[0]
+
+
+def projected_chain(module: Any, pending: Pending, edge_index: Any) -> Projected | None:
+    """The same of a chain's result; None, with the chain still to run, where that cannot be."""
+    how = _projects(module, pending.x) if is_bare(pending.x) and not is_sparse(edge_index) else None
+    if how is None or by_pyg(module, pending.x, edge_index):
+        return None
+    made: Any = pending.in_int8(how, lambda x, *entry: _project(module, x, *entry))[0]
+    return made
 
 
 def products_of_chain(module: Any, pending: Pending, edge_index: Any, lins: list[Any]) -> tuple[Tensor, ...] | None:

@@ -27,6 +27,7 @@ from ..activations.linear import products
 from ..compute.attention import Setting as Int8Setting
 from ..compute.attention import gat_sum as int8_gat_sum
 from ..compute.attention import gatv2_sum as int8_gatv2_sum
+from ..compute.conv import Projected
 from ..compute.conv import products as int8_products
 from ..compute.plan import is_steady, worth
 from ..compute.plan import of as int8_of
@@ -44,6 +45,8 @@ from .attention import (
     in_int8,
     is_bare,
     products_of_chain,
+    projected,
+    projected_chain,
     weighted_rows,
 )  # fmt: skip
 from .border import by_pyg, keep_templates, sizes_of
@@ -62,38 +65,49 @@ class GATConv(pyg.GATConv):
         if not is_bare(x_src) or is_sparse(edge_index) or by_pyg(self, x_src, edge_index):
             return super().forward(x, as_edges(edge_index), edge_attr, size, return_attention_weights)
         drop = dropout_of(self)
-        h_src, h_dst = self._projected(x_src, x_dst)
+        made = projected(self, x_src, return_attention_weights) if x_dst is x_src else None
+        h_src, h_dst = self._projected(x_src, x_dst) if made is None else (made.h, made.h)
         graph, attr = attention_graph(self, edge_index, sizes_of(x_src, x_dst, edge_index, size), edge_attr)
         made_from = self._products(x_src, x_dst)
-        out, p = self._summed(graph, (h_src, h_dst), attr, drop, made_from, return_attention_weights)
+        out, p = self._summed(graph, (h_src, h_dst), attr, drop, made_from, return_attention_weights, made)
         out = finish(self, out, x_dst)
         return (out, (listed_edges(graph), graph.unsort_edges(p))) if return_attention_weights else out
 
     def after_chain(self, pending: Pending, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
         """forward(pending.run(), ...), with the products made while the chain's result is in the cache."""
+        rows = projected_chain(self, pending, edge_index)
+        if rows is not None:
+            return finish(self, self._summed_of(edge_index, (rows.h, rows.h), edge_attr, rows), None)
         lins = [self.lin] if self.lin is not None else [self.lin_src, self.lin_dst]
         made = products_of_chain(self, pending, edge_index, [*lins, *([] if self.res is None else [self.res])])
         if made is None:
             return self(pending.run(), edge_index, edge_attr)
-        drop, h_src, h_dst = dropout_of(self), made[0], made[len(lins) - 1]
-        graph, attr = attention_graph(self, edge_index, sizes_of(h_src, h_dst, edge_index), edge_attr)
-        out, _ = self._summed(graph, (h_src, h_dst), attr, drop)
+        out = self._summed_of(edge_index, (made[0], made[len(lins) - 1]), edge_attr)
         return finish(self, out, None, None if self.res is None else made[-1])
+
+    def _summed_of(
+        self, edge_index: Any, rows: tuple[Tensor, Tensor], edge_attr: Tensor | None, made: Projected | None = None
+    ) -> Tensor:
+        drop = dropout_of(self)
+        graph, attr = attention_graph(self, edge_index, sizes_of(*rows, edge_index), edge_attr)
+        return self._summed(graph, rows, attr, drop, made=made)[0]
 
     def _summed(
         self, graph: Graph, rows: tuple[Tensor, Tensor | None], attr: Tensor | None, drop: Drop,
         made_from: tuple[Product | None, Product | None] = (None, None), shows_weights: bool | None = None,
+        made: Projected | None = None,
     ) -> tuple[Tensor, Any]:  # fmt: skip
         """The weighted sum of rows, and the weights if they are asked for."""
         plan, how = few_bits(self, rows[0], shows_weights), in_int8(self, rows[0], shows_weights)
         with torch.set_grad_enabled(torch.is_grad_enabled() and plan is None and how is None):
-            of_nodes = self._node_terms(*rows)
-        terms = (*of_nodes, self._edge_term(attr))
+            of_nodes = self._node_terms(*rows) if made is None else made.terms
+        a_src, a_dst = of_nodes
+        terms = (a_src, a_dst, self._edge_term(attr))
         given = (graph, *rows, (self.att_src, self.att_dst), terms, early_bias(self))
         if plan is not None:
             return gat_sum(*given, Setting(self.negative_slope, drop, plan), made_from), None
         if how is not None:
-            return int8_gat_sum(*given, Int8Setting(self.negative_slope, drop, how)), None
+            return int8_gat_sum(*given, Int8Setting(self.negative_slope, drop, how), made), None
         return weighted_rows(self, graph, rows[0], ops.gat_attention(graph, *terms, self.negative_slope), drop)
 
     def _projected(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -11,6 +11,7 @@ from .chain_keep import chain_keep_op as chain_keep
 from .csr import coo_to_csr, transpose_csr
 from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
+from .gat_int8 import gat_backward_int8, gat_sources_int8, int8_linear_heads
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from .gatv2 import gatv2_logits
 from .int8_grad import int8_grad
@@ -46,12 +47,15 @@ __all__ = [
     "dropout_keeping_mask",
     "edge_softmax",
     "gat_attention",
+    "gat_backward_int8",
+    "gat_sources_int8",
     "gather_packed_rows",
     "gather_rows",
     "gather_rows_int8",
     "gatv2_logits",
     "int8_grad",
     "int8_linear",
+    "int8_linear_heads",
     "int8_linear_rows",
     "kept_codes",
     "kept_products",

@@ -49,7 +49,7 @@ def _check_sums(rowptr: Tensor, perm: Tensor | None, values: Tensor) -> None:
         _checks.ids_within("perm", perm, values.size(0), "edges")
 
 
-def _sums_reference(rowptr: Tensor, perm: Tensor | None, values: Tensor) -> Tensor:
+def sums_of_edges(rowptr: Tensor, perm: Tensor | None, values: Tensor) -> Tensor:
     sums = values.new_zeros(rowptr.numel() - 1, values.size(1))
     return sums.index_add(0, row_of_edge(rowptr), values if perm is None else values[perm])
 
@@ -57,7 +57,7 @@ def _sums_reference(rowptr: Tensor, perm: Tensor | None, values: Tensor) -> Tens
 edge_sums_op = define(
     "edge_sums(Tensor rowptr, Tensor? perm, Tensor values) -> Tensor",
     check=_check_sums,
-    reference=_sums_reference,
+    reference=sums_of_edges,
     fake=lambda rowptr, perm, values: values.new_empty(rowptr.size(0) - 1, values.size(1)),
 )
 
@@ -143,7 +143,7 @@ def _gat_backward_reference(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     ds = edge_softmax_backward_op.reference(rowptr, p, dp)
     ds = ds * leaky_derivative(gat_sums(rowptr, col, a_src, a_dst, a_edge), slope)
-    return ds, _sums_reference(rowptr, None, ds)
+    return ds, sums_of_edges(rowptr, None, ds)
 
 
 gat_attention_backward_op = define(
