@@ -9,11 +9,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gossamer.ops import OPS
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.norm_act import Over
 
 from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, integers, maybe, structure, weights
-from .calls_layers import chain_keep, kept_rows
+from .calls_layers import SLOPES, chain_keep, kept_rows
 
 
 def codes(draw: Draw, rows: int, columns: int) -> Tensor:
@@ -93,6 +94,55 @@ def sddmm_int8(draw: Draw) -> list[Any]:
     return [rowptr, col, *(t for side in sides for t in side), heads]
 
 
+def small_rows(draw: Draw, rows: int, columns: int) -> list[Tensor]:
+    """Codes and scales of rows with numbers of size 1."""
+    return [codes(draw, rows, columns), floats(draw, rows) / 127]
+
+
+def int8_linear_heads(draw: Draw) -> list[Any]:
+    rows, columns, outputs = draw(COUNTS), draw(COLUMNS), draw(COLUMNS)
+    heads = draw(st.sampled_from([h for h in (1, 2, 3) if outputs % h == 0]))
+    sides = [t for n in (rows, outputs) for t in small_rows(draw, n, columns)]
+    return [*sides, floats(draw, draw(st.integers(0, 3)), outputs), heads, draw(st.none() | SEEDS)]
+
+
+def gat_backward_int8(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    columns, num_dst = draw(COLUMNS), rowptr.numel() - 1
+    heads = draw(st.sampled_from([h for h in (1, 2, 3) if columns % h == 0]))
+    a_src, *others = (floats(draw, n, heads) for n in (num_src, num_dst, col.numel()))
+    terms = [rowptr, col, a_src, *(maybe(draw, term) for term in others), draw(SLOPES)]
+    p = OPS["gat_attention"].reference(*terms, None, None)
+    drop = draw(st.sampled_from([0.0, 0.0, 1.0]) | st.floats(0, 0.9))  # near 1 the few that are kept are huge
+    sides = [t for n in (num_dst, num_src) for t in small_rows(draw, n, columns)]
+    return [*terms, p, drop, draw(SEEDS), *sides]
+
+
+def eighths(draw: Draw, *shape: int) -> Tensor:
+    """Of size 1, with sums and products that are exact in any order."""
+    return integers(draw, -15, 16, shape, torch.float32) / 8
+
+
+def gat_sources_int8(draw: Draw) -> list[Any]:
+    """Of numbers whose sums are exact: a rounding away from the reference's, a row may have other codes."""
+    rowptr, col, num_src = structure(draw)
+    columns, num_dst = draw(COLUMNS), rowptr.numel() - 1
+    heads = draw(st.sampled_from([h for h in (1, 2, 3) if columns % h == 0]))
+    transposed = OPS["transpose_csr"].reference(rowptr, col, num_src)
+    g = [codes(draw, num_dst, columns), eighths(draw, num_dst)]
+    both = draw(st.booleans())
+    of_dst = [eighths(draw, columns), eighths(draw, num_src, heads)] if both else [None, None]
+    terms = [eighths(draw, columns), *of_dst]
+    return [
+        *transposed,
+        eighths(draw, col.numel(), 2 * heads),
+        *g,
+        *terms,
+        draw(st.booleans()),
+        *rounding(draw, columns),
+    ]
+
+
 CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "spmm_int8": spmm_int8,
     "int8_linear": int8_linear,
@@ -105,4 +155,7 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "norm_act_backward_rows": norm_act_backward_rows,
     "int8_grad": int8_grad,
     "sddmm_int8": sddmm_int8,
+    "int8_linear_heads": int8_linear_heads,
+    "gat_backward_int8": gat_backward_int8,
+    "gat_sources_int8": gat_sources_int8,
 }

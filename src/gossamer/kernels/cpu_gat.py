@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import memory
+from ..ops._library import OPS
 from . import native, num_threads
 from ._arguments import F32, MASK64, at, contiguous, noise
 from .cpu_int8 import empty_rows, enough
@@ -45,13 +46,14 @@ def _gat_sources_int8(
     t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, pairs: Tensor, g: Tensor, g_scale: Tensor, att_src: Tensor,
     att_dst: Tensor | None, da_dst: Tensor | None, rows: bool, factor: Tensor | None, seed: int | None,
 ) -> Result:  # fmt: skip
+    nodes, columns, heads = t_rowptr.numel() - 1, g.size(1), pairs.size(1) // 2
+    if nodes * columns == 0:  # dh has no address, by which the kernel would know what is wanted
+        atts = (att_src, att_dst, da_dst)
+        return OPS["gat_sources_int8"].reference(t_rowptr, t_col, t_perm, pairs, g, g_scale, *atts, rows, factor, seed)
     t_rowptr, t_col, t_perm, pairs, g, g_scale = contiguous(t_rowptr, t_col, t_perm, pairs, g, g_scale)
     att_src, att_dst, da_dst, factor = contiguous(att_src, att_dst, da_dst, factor)
-    nodes, columns, heads = t_rowptr.numel() - 1, g.size(1), pairs.size(1) // 2
     da_src = memory.empty([nodes, heads], F32)
     dh, scale = empty_rows(nodes, columns) if rows else (memory.empty([nodes, columns], F32), g_scale.new_empty(0))
-    if dh.numel() == 0:  # it has no address, by which the kernel would know what is wanted
-        return dh, scale.zero_(), da_src.zero_()
     given = (at(t_rowptr), at(t_col), nodes, at(t_perm), at(pairs), at(g), at(g_scale))
     terms = (at(da_src), at(da_dst), at(att_src), at(att_dst))
     written = (0, at(dh), at(scale), at(factor), *noise(seed)) if rows else (at(dh), 0, 0, 0, False, 0)

@@ -46,25 +46,26 @@ def ids_within(name: str, ids: Tensor, limit: int, of_what: str) -> None:
         )
 
 
-def csr(rowptr: Tensor, col: Tensor, num_src: int) -> None:
+def csr(rowptr: Tensor, col: Tensor, num_src: int, prefix: str = "") -> None:
     """A CSR structure that kernels may trust. Checked once per tensor: a pass leaves a mark that names the version.
 
     Torch counts a tensor's in-place changes; a change through NumPy or `.data` is not counted, hence not noticed.
+    `prefix` is what the names of both begin with.
     """
-    dtype_of("col", col, (torch.int32,))
-    shape_of("col", col, (None,), "[nnz]")
+    dtype_of(f"{prefix}col", col, (torch.int32,))
+    shape_of(f"{prefix}col", col, (None,), "[nnz]")
     at_least("num_src", num_src, 0)
-    rowptr_of(rowptr, col.numel())
+    rowptr_of(rowptr, col.numel(), f"{prefix}rowptr")
     if _mark(col) != num_src:
-        ids_within("col", col, num_src, "source rows")
+        ids_within(f"{prefix}col", col, num_src, "source rows")
         _set_mark(col, num_src)
 
 
-def rowptr_of(rowptr: Tensor, nnz: int) -> None:
+def rowptr_of(rowptr: Tensor, nnz: int, name: str = "rowptr") -> None:
     """Row pointers that ascend from 0 to nnz."""
-    dtype_of("rowptr", rowptr, (torch.int64,))
+    dtype_of(name, rowptr, (torch.int64,))
     if rowptr.dim() != 1 or rowptr.numel() == 0:
-        raise ValueError(f"`rowptr` must have the shape [num_dst + 1] (got {tuple(rowptr.shape)})")
+        raise ValueError(f"`{name}` must have the shape [num_dst + 1] (got {tuple(rowptr.shape)})")
     if _mark(rowptr) == nnz:
         return
     values = rowptr.contiguous()
@@ -76,7 +77,7 @@ def rowptr_of(rowptr: Tensor, nnz: int) -> None:
         at = int(down[0]) + 1 if len(down) and ends != 0 else ends
     if at >= 0:
         raise ValueError(
-            f"`rowptr` must ascend from 0 to the number of edges, {nnz} (got {int(values[at])} at position {at}); "
+            f"`{name}` must ascend from 0 to the number of edges, {nnz} (got {int(values[at])} at position {at}); "
             "build it with Graph.from_edge_index"
         )
     _set_mark(rowptr, nnz)

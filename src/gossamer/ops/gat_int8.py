@@ -20,18 +20,13 @@ from torch import Tensor
 from . import _checks
 from ._library import OPS, define
 from .attention import gat_attention_backward_op, gat_attention_op, sums_of_edges
-from .dropout import dropout_op
+from .dropout import check_probability, dropout_op
 from .int8_linear import check_product
 from .int8_rows import check_factor, empty_rows, rounded
-from .sddmm_int8 import sddmm_int8
+from .sddmm_int8 import check_dots, sddmm_int8
 from .spmm_int8 import int8_sum
 
 Result = tuple[Tensor, Tensor, Tensor]
-
-
-def _check_heads(heads: int, columns: int) -> None:
-    if heads < 1 or columns % heads:
-        raise ValueError(f"`heads` must divide the number of columns, {columns} (got {heads})")
 
 
 def _check_linear(
@@ -40,7 +35,8 @@ def _check_linear(
     check_product(x, x_scale, w, w_scale, None)
     _checks.dtype_of("att", att, (torch.float32,))
     _checks.shape_of("att", att, (None, w.size(0)), f"[terms, {w.size(0)}], the outputs of `w`")
-    _check_heads(heads, w.size(0))
+    if heads < 1 or w.size(0) % heads:
+        raise ValueError(f"`heads` must divide the number of columns, {w.size(0)} (got {heads})")
 
 
 def _linear(
@@ -75,8 +71,11 @@ def _check_backward(
     gat_attention_op.check(rowptr, col, a_src, a_dst, a_edge, slope, None, None)
     _checks.dtype_of("p", p, (torch.float32,))
     _checks.shape_of("p", p, (col.numel(), a_src.size(1)), f"[{col.numel()}, {a_src.size(1)}]")
-    dropout_op.check(p, drop, seed)
-    sddmm_int8.check(rowptr, col, g, g_scale, h, h_scale, a_src.size(1))
+    check_probability(drop, "drop")
+    _checks.shape_of("g", g, (None, None), "[num_dst, columns]")
+    if a_src.size(1) == 0 or g.size(1) % a_src.size(1):
+        raise ValueError(f"`a_src` must have heads that divide the {g.size(1)} columns of `g` (got {a_src.size(1)})")
+    check_dots(rowptr, col, g, g_scale, h, h_scale, a_src.size(1), "g", "h")
 
 
 def _backward(
@@ -105,17 +104,23 @@ def _check_sources(
     t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, pairs: Tensor, g: Tensor, g_scale: Tensor, att_src: Tensor,
     att_dst: Tensor | None, da_dst: Tensor | None, rows: bool, factor: Tensor | None, seed: int | None,
 ) -> None:  # fmt: skip
-    _checks.dtype_of("pairs", pairs, (torch.float32,))
-    OPS["edge_sums"].check(t_rowptr, t_perm, pairs)
-    if pairs.size(1) % 2 or pairs.size(1) == 0:
-        raise ValueError(f"`pairs` must have two columns for each head (got {pairs.size(1)})")
     _checks.dtype_of("g", g, (torch.int8,))
     _checks.shape_of("g", g, (None, None), "[num_dst, columns]")
     _checks.dtype_of("g_scale", g_scale, (torch.float32,))
     _checks.shape_of("g_scale", g_scale, (g.size(0),), f"[{g.size(0)}], one number per row")
-    _checks.csr(t_rowptr, t_col, g.size(0))
-    heads, nodes, columns = pairs.size(1) // 2, t_rowptr.numel() - 1, g.size(1)
-    _check_heads(heads, columns)
+    _checks.csr(t_rowptr, t_col, g.size(0), "t_")
+    nnz, nodes, columns = t_col.numel(), t_rowptr.numel() - 1, g.size(1)
+    _checks.dtype_of("t_perm", t_perm, (torch.int64,))
+    _checks.shape_of("t_perm", t_perm, (nnz,), f"[{nnz}], one position per edge")
+    _checks.ids_within("t_perm", t_perm, nnz, "edges")
+    _checks.dtype_of("pairs", pairs, (torch.float32,))
+    _checks.shape_of("pairs", pairs, (nnz, None), f"[{nnz}, 2 * heads]")
+    heads = pairs.size(1) // 2
+    if heads == 0 or pairs.size(1) % 2 or columns % heads:
+        raise ValueError(
+            f"`pairs` must have two columns for each head, and heads divide the {columns} columns of `g` "
+            f"(got {pairs.size(1)})"
+        )
     if (att_dst is None) != (da_dst is None):
         raise ValueError("`att_dst` and `da_dst` must be given together, or neither")
     for name, tensor, shape in (

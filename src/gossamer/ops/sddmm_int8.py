@@ -17,13 +17,17 @@ from .csr import row_of_edge
 from .int8_linear import MAX_COLUMNS
 
 
-def _check(rowptr: Tensor, col: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, heads: int) -> None:
+def check_dots(
+    rowptr: Tensor, col: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, heads: int,
+    of_a: str = "a", of_b: str = "b",
+) -> None:  # fmt: skip
+    """What dot products along edges ask of their operands, whatever those are called."""
     num_dst = rowptr.numel() - 1
-    _checks.dtype_of("a", a, (torch.int8,))
-    _checks.dtype_of("b", b, (torch.int8,))
-    _checks.shape_of("a", a, (num_dst, None), f"[num_dst, columns] with num_dst = {num_dst}")
-    _checks.shape_of("b", b, (None, a.size(1)), f"[num_src, columns] with {a.size(1)} columns, those of `a`")
-    for name, scale, count in (("a_scale", a_scale, num_dst), ("b_scale", b_scale, b.size(0))):
+    _checks.dtype_of(of_a, a, (torch.int8,))
+    _checks.dtype_of(of_b, b, (torch.int8,))
+    _checks.shape_of(of_a, a, (num_dst, None), f"[num_dst, columns] with num_dst = {num_dst}")
+    _checks.shape_of(of_b, b, (None, a.size(1)), f"[num_src, columns] with {a.size(1)} columns, those of `{of_a}`")
+    for name, scale, count in ((f"{of_a}_scale", a_scale, num_dst), (f"{of_b}_scale", b_scale, b.size(0))):
         _checks.dtype_of(name, scale, (torch.float32,))
         _checks.shape_of(name, scale, (count,), f"[{count}], one number per row")
     _checks.csr(rowptr, col, b.size(0))
@@ -32,7 +36,8 @@ def _check(rowptr: Tensor, col: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b
     width = a.size(1) // heads
     if width > MAX_COLUMNS:
         raise ValueError(
-            f"`a` must have at most {MAX_COLUMNS} columns to a head, or int32 sums overflow (got {width}); split it"
+            f"`{of_a}` must have at most {MAX_COLUMNS} columns to a head, or int32 sums overflow (got {width}); "
+            "split it"
         )
 
 
@@ -51,7 +56,7 @@ def _fake(rowptr: Tensor, col: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b_
 
 sddmm_int8 = define(
     "sddmm_int8(Tensor rowptr, Tensor col, Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, int heads) -> Tensor",
-    check=_check,
+    check=check_dots,
     reference=_reference,
     fake=_fake,
 )
