@@ -29,12 +29,12 @@ def edge_sums(draw: Draw) -> list[Any]:
     rowptr, col, _ = structure(draw)
     rng = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     perm = maybe(draw, torch.randperm(col.numel(), generator=rng))
-    return [rowptr, perm, floats(draw, col.numel(), draw(st.integers(0, 3))).to(draw(WIDE))]
+    return [rowptr, perm, floats(draw, col.numel(), draw(st.integers(0, 4))).to(draw(WIDE))]
 
 
 def gat_terms(draw: Draw) -> list[Any]:
     rowptr, col, num_src = structure(draw)
-    heads = draw(st.integers(0, 3))
+    heads = draw(st.integers(0, 4))
     a_dst, a_edge = (maybe(draw, floats(draw, count, heads)) for count in (rowptr.numel() - 1, col.numel()))
     return [rowptr, col, *widened(draw(WIDE), floats(draw, num_src, heads), a_dst, a_edge), draw(SLOPES)]
 
