@@ -64,8 +64,10 @@ def head_dots(h: Tensor, *atts: Tensor, steady: bool = False) -> tuple[Tensor, .
 
 
 def weighted_rows(module: Any, graph: Graph, h: Tensor, p: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
-    """The weighted sum of rows, and the weights after attention dropout."""
+    """The weighted sum of rows, averaged over several heads if they are not concatenated, and the weights used."""
     p = p if drop is None else ops.dropout(p, *drop)
+    if not module.concat and module.heads > 1:
+        return ops.head_mean_spmm(graph, h, p, bias=None if module.res is not None else module.bias), p
     return ops.spmm(graph, h, value=p, bias=early_bias(module)), p
 
 
@@ -81,12 +83,14 @@ def early_bias(module: Any) -> Tensor | None:
 
 def finish(module: Any, out: Tensor, x: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """What becomes of the heads; bias and residual, of x unless it is there, as far as they have not been added."""
-    out = out if module.concat else out.view(-1, module.heads, module.out_channels).mean(dim=1)
+    averaged = not module.concat and module.heads > 1 and out.size(1) == module.out_channels  # by weighted_rows
+    if not module.concat and not averaged:
+        out = out.view(-1, module.heads, module.out_channels).mean(dim=1)
     if residual is not None:
         out = out + residual
     elif module.res is not None and x is not None:
         out = apply_linear(module.res, x, rows=out)
-    added = module.bias is None or early_bias(module) is not None
+    added = module.bias is None or early_bias(module) is not None or (averaged and module.res is None)
     return out if added else out + module.bias
 
 

@@ -13,6 +13,7 @@ from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from .gatv2 import gatv2_logits
+from .head_mean import head_mean_spmm
 from .int8_grad import int8_grad
 from .int8_linear import int8_linear
 from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes, quantize_times, spmm_rows
@@ -50,6 +51,7 @@ __all__ = [
     "gather_rows",
     "gather_rows_int8",
     "gatv2_logits",
+    "head_mean_spmm",
     "int8_grad",
     "int8_linear",
     "int8_linear_rows",
