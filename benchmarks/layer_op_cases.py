@@ -90,4 +90,24 @@ def gatv2_logits(b: Bench) -> Case:
     )
 
 
-CASES: list[Callable[[Bench], Case]] = [batch_norm_chain, layer_norm_chain, linear, gat_attention, gatv2_logits]
+def head_mean(b: Bench) -> Case:
+    heads = 4
+    x, value = torch.randn(b.n, b.d, requires_grad=True), torch.rand(b.graph.num_edges, heads, requires_grad=True)
+    b.graph.t()
+
+    def apart() -> torch.Tensor:
+        return ops.spmm(b.graph, x.view(b.n, heads, -1), value).mean(1)
+
+    run = both(b, lambda: ops.head_mean_spmm(b.graph, x, value), x, value)
+    moved = b.gathered(4) + b.gathered(4) // heads
+    return Case("mean of 4 heads, forward + backward", run, {"spmm and mean": both(b, apart, x, value)}, moved)
+
+
+CASES: list[Callable[[Bench], Case]] = [
+    batch_norm_chain,
+    layer_norm_chain,
+    linear,
+    gat_attention,
+    gatv2_logits,
+    head_mean,
+]

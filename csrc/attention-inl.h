@@ -1,6 +1,31 @@
 // Attention over the edges of each row, without ever holding an edge-sized tensor wider than the number of heads.
+// Lanes belong to heads as in edge_softmax-inl.h, where the number of heads allows it.
 
-// Logits of row i, written over its weights: leaky(a_src_j + a_dst_i + a_edge_e) per head.
+// Rows of x [.., H] at index[0] .. index[count / H - 1], one after the other; those at index[ahead ..], which stand
+// before `end`, are asked for. Lanes after `count` repeat the last row.
+template <int H, typename Index>
+GOSSAMER_INLINE f32x16 gather_edges(const float* x, const Index* index, const Index* end, int64_t count) {
+  constexpr int rows = kLanes / H;
+  constexpr int64_t ahead = 32;
+  if (end - index >= ahead + rows)
+    for (int k = 0; k < rows; ++k) __builtin_prefetch(x + int64_t(index[ahead + k]) * H, 0, 3);
+  if (count >= kLanes) return gather_heads<H>(x, [index](int k) { return int64_t(index[k]); });
+  const int64_t last = count / H - 1;
+  return gather_heads<H>(x, [index, last](int k) { return int64_t(index[min_of<int64_t>(k, last)]); });
+}
+
+// a_src_j + a_dst_i + a_edge_e of edges e, e + 1 ..; `dst` holds a_dst_i in the lanes of each edge.
+template <int H>
+GOSSAMER_INLINE f32x16 gat_sums(const Csr& m, const GatTerms& a, f32x16 dst, int64_t e, int64_t count) {
+  f32x16 s = gather_edges<H>(a.src, m.col + e, m.col + m.rowptr[m.num_dst], count);
+  if (a.dst) s += dst;
+  return a.edge ? s + load_part(a.edge + e * H, count) : s;
+}
+template <int H>
+GOSSAMER_INLINE f32x16 dst_lanes(const GatTerms& a, int64_t i) {
+  return a.dst ? gather_heads<H>(a.dst, [i](int) { return i; }) : splat(0.0f);
+}
+// The same for any number of heads.
 GOSSAMER_INLINE float gat_sum(const GatTerms& a, int64_t e, int64_t i, int64_t j, int64_t heads, int64_t h) {
   float s = a.src[j * heads + h];
   if (a.dst) s += a.dst[i * heads + h];
@@ -8,44 +33,110 @@ GOSSAMER_INLINE float gat_sum(const GatTerms& a, int64_t e, int64_t i, int64_t j
   return s;
 }
 
+static void gat_row_of(int64_t heads, const Csr& m, const GatTerms& a, float slope, int64_t i, float* out) {
+  const int64_t begin = m.rowptr[i], end = m.rowptr[i + 1];
+  for (int64_t e = begin; e < end; ++e)
+    for (int64_t h = 0; h < heads; ++h) {
+      const float s = gat_sum(a, e, i, m.col[e], heads, h);
+      out[e * heads + h] = s > 0 ? s : s * slope;
+    }
+  softmax_row_of(heads, (end - begin) * heads, out + begin * heads);
+}
+
 static void gat_attention(Csr m, GatTerms a, float slope, float* out, int64_t heads, int threads) {
-  parallel_rows(m.rowptr, m.num_dst, heads * 4, threads, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i)
-      for (int64_t e = m.rowptr[i]; e < m.rowptr[i + 1]; ++e)
-        for (int64_t h = 0; h < heads; ++h) {
-          const float s = gat_sum(a, e, i, m.col[e], heads, h);
-          out[e * heads + h] = s > 0 ? s : s * slope;
+  by_heads(heads, [&](auto tag) {
+    constexpr int H = decltype(tag)::value;
+    parallel_rows(m.rowptr, m.num_dst, heads * 8, threads, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        if constexpr (H > 0) {
+          const int64_t begin = m.rowptr[i];
+          const f32x16 dst = dst_lanes<H>(a, i);
+          softmax_row<H>((m.rowptr[i + 1] - begin) * H, out + begin * H, [&](int64_t k, int64_t count) {
+            return activate<kLeakyRelu>(gat_sums<H>(m, a, dst, begin + k / H, count), slope);
+          });
+        } else {
+          gat_row_of(heads, m, a, slope, i, out);
         }
+      }
+    });
   });
-  edge_softmax(m, out, out, heads, threads);
 }
 
 // ds = p * (dp - sum over the row of p * dp) * leaky'(s), and its sum over each row, the gradient of a_dst.
+template <int H>
+GOSSAMER_INLINE void gat_row_backward(const Csr& m, const GatTerms& a, float slope, int64_t i, const float* p,
+                                      const float* dp, float* ds, float* da_dst) {
+  const int64_t begin = m.rowptr[i], at = begin * H;
+  const f32x16 dst = dst_lanes<H>(a, i);
+  f32x16 total = splat(0.0f);
+  const auto scaled = [&](int64_t k, int64_t count, f32x16 dlogits) {
+    const f32x16 s = gat_sums<H>(m, a, dst, begin + k / H, count);
+    const f32x16 d = select(s > splat(0.0f), dlogits, dlogits * slope);
+    total += keep_part(d, count, 0.0f);
+    return d;
+  };
+  softmax_row_backward<H>((m.rowptr[i + 1] - begin) * H, p + at, dp + at, ds + at, scaled);
+  put_part(da_dst + i * H, sum_by_head<H>(total), H, false);
+}
+static void gat_row_backward_of(int64_t heads, const Csr& m, const GatTerms& a, float slope, int64_t i, const float* p,
+                                const float* dp, float* ds, float* da_dst) {
+  const int64_t begin = m.rowptr[i], end = m.rowptr[i + 1], at = begin * heads;
+  softmax_row_backward_of(heads, (end - begin) * heads, p + at, dp + at, ds + at);
+  for (int64_t h = 0; h < heads; ++h) {
+    float total = 0;
+    for (int64_t e = begin; e < end; ++e) {
+      float* d = ds + e * heads + h;
+      if (!(gat_sum(a, e, i, m.col[e], heads, h) > 0)) *d *= slope;
+      total += *d;
+    }
+    da_dst[i * heads + h] = total;
+  }
+}
+
 static void gat_attention_backward(Csr m, GatTerms a, float slope, const float* p, const float* dp, float* ds,
                                    float* da_dst, int64_t heads, int threads) {
-  edge_softmax_backward(m, p, dp, ds, heads, threads);
-  parallel_rows(m.rowptr, m.num_dst, heads * 4, threads, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      for (int64_t h = 0; h < heads; ++h) da_dst[i * heads + h] = 0;
-      for (int64_t e = m.rowptr[i]; e < m.rowptr[i + 1]; ++e)
-        for (int64_t h = 0; h < heads; ++h) {
-          if (!(gat_sum(a, e, i, m.col[e], heads, h) > 0)) ds[e * heads + h] *= slope;
-          da_dst[i * heads + h] += ds[e * heads + h];
-        }
-    }
+  by_heads(heads, [&](auto tag) {
+    constexpr int H = decltype(tag)::value;
+    parallel_rows(m.rowptr, m.num_dst, heads * 8, threads, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        if constexpr (H > 0) gat_row_backward<H>(m, a, slope, i, p, dp, ds, da_dst);
+        else gat_row_backward_of(heads, m, a, slope, i, p, dp, ds, da_dst);
+      }
+    });
   });
 }
 
 // out[r, h] = sum over the edges e of row r of values[perm[e], h].
+template <int H>
+GOSSAMER_INLINE void edge_sums_row(const Csr& m, const int64_t* perm, const float* values, int64_t r, float* out) {
+  const int64_t end = m.rowptr[r + 1];
+  const int64_t* every = perm ? perm + m.rowptr[m.num_dst] : nullptr;
+  f32x16 sum = splat(0.0f);
+  for (int64_t e = m.rowptr[r]; e < end; e += kLanes / H) {
+    const int64_t count = (end - e) * H;
+    sum += perm ? keep_part(gather_edges<H>(values, perm + e, every, count), count, 0.0f)
+                : load_part(values + e * H, count);
+  }
+  put_part(out + r * H, sum_by_head<H>(sum), H, false);
+}
+static void edge_sums_row_of(int64_t heads, const Csr& m, const int64_t* perm, const float* values, int64_t r,
+                             float* out) {
+  for (int64_t h = 0; h < heads; ++h) out[r * heads + h] = 0;
+  for (int64_t e = m.rowptr[r]; e < m.rowptr[r + 1]; ++e) {
+    const float* v = values + (perm ? perm[e] : e) * heads;
+    for (int64_t h = 0; h < heads; ++h) out[r * heads + h] += v[h];
+  }
+}
+
 static void edge_sums(Csr m, const int64_t* perm, const float* values, float* out, int64_t heads, int threads) {
-  parallel_rows(m.rowptr, m.num_dst, heads * 4, threads, [&](int64_t first, int64_t last) {
-    for (int64_t r = first; r < last; ++r) {
-      for (int64_t h = 0; h < heads; ++h) out[r * heads + h] = 0;
-      for (int64_t e = m.rowptr[r]; e < m.rowptr[r + 1]; ++e) {
-        const float* v = values + (perm ? perm[e] : e) * heads;
-        for (int64_t h = 0; h < heads; ++h) out[r * heads + h] += v[h];
+  by_heads(heads, [&](auto tag) {
+    constexpr int H = decltype(tag)::value;
+    parallel_rows(m.rowptr, m.num_dst, heads * 4, threads, [&](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; ++r) {
+        if constexpr (H > 0) edge_sums_row<H>(m, perm, values, r, out);
+        else edge_sums_row_of(heads, m, perm, values, r, out);
       }
-    }
+    });
   });
 }
 

@@ -178,6 +178,19 @@ void define_attention(nb::module_& m) {
                                  at<float>(att), slope, at<float>(dlogits), at<float>(partial), at<float>(dx),
                                  at<float>(datt), cols, heads, threads);
       });
+  def(m, "head_mean",
+      [](Address rowptr, Address col, int64_t n, Address value, Address x, Address bias, Address out, int64_t width,
+         int64_t heads, int threads) {
+        kernels().head_mean(csr(rowptr, col, n), at<float>(value), at<float>(x), at<float>(bias), at<float>(out), width,
+                            heads, threads);
+      });
+  def(m, "head_mean_backward",
+      [](Address rowptr, Address col, int64_t n, Address perm, Address value, Address x, Address dout, Address dx,
+         Address dvalue, int64_t width, int64_t heads, int threads) {
+        kernels().head_mean_backward({csr(rowptr, col, n), at<int64_t>(perm), at<float>(value), at<float>(x),
+                                      at<float>(dout), at<float>(dx), at<float>(dvalue), width, heads},
+                                     threads);
+      });
 }
 
 void define_norm(nb::module_& m) {

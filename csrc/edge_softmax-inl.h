@@ -1,4 +1,7 @@
 // Softmax over the edges of each row, per head. The logits of a row are contiguous, [degree, heads], and stay in L1.
+//
+// Where the number of heads divides sixteen, lane l of every vector of a row belongs to head l % heads: maximum and sum
+// are kept per lane, and lanes are folded once at the end. What fills no vector stays in a register until it is done.
 
 // (e^r - 1) / r for |r| <= 1/2.
 GOSSAMER_INLINE f32x16 exp_series(f32x16 r) {
@@ -23,47 +26,99 @@ GOSSAMER_INLINE f32x16 exp_nonpositive(f32x16 x) {
   return select(x < splat(-87.0f), splat(0.0f), select(x != x, x, scaled));
 }
 
+// The row at p from logits(k, count), which gives its elements k .. k + 15, of which `count` are there.
+template <int H, typename F>
+GOSSAMER_INLINE void softmax_row(int64_t n, float* p, const F& logits) {
+  const int64_t whole = n / kLanes * kLanes, rest = n - whole;
+  const f32x16 lowest = splat(-__builtin_inff());
+  f32x16 top = lowest, tail = lowest;
+  for (int64_t k = 0; k < whole; k += kLanes) {
+    const f32x16 z = logits(k, kLanes);
+    store(p + k, z);
+    top = maximum(z, top);  // passes NaN over: it shows in the sum
+  }
+  if (rest) tail = keep_part(logits(whole, rest), rest, -__builtin_inff());
+  top = fold_lanes<H>(maximum(tail, top), [](f32x16 a, f32x16 b) { return maximum(a, b); });
+  top = select(top > lowest, top, splat(0.0f));  // a row of minus infinities: all weights 0, not NaN
+  tail = exp_nonpositive(tail - top);
+  f32x16 sum = tail;
+  for (int64_t k = 0; k < whole; k += kLanes) {
+    const f32x16 weight = exp_nonpositive(load<f32x16>(p + k) - top);
+    store(p + k, weight);
+    sum += weight;
+  }
+  sum = sum_by_head<H>(sum);
+  const f32x16 inverse = select(sum != splat(0.0f), splat(1.0f) / sum, splat(0.0f));
+  for (int64_t k = 0; k < whole; k += kLanes) store(p + k, load<f32x16>(p + k) * inverse);
+  if (rest) put_part(p + whole, tail * inverse, rest, false);
+}
+
+// Any number of heads: the row at p, whose logits stand there.
+static void softmax_row_of(int64_t heads, int64_t n, float* p) {
+  for (int64_t h = 0; h < heads; ++h) {
+    float top = -__builtin_inff();
+    for (int64_t k = h; k < n; k += heads) top = max_of(top, p[k]);
+    if (top == -__builtin_inff()) top = 0;
+    for (int64_t k = h; k < n; k += heads) p[k] -= top;
+  }
+  for (int64_t k = 0; k < n; k += kLanes) put_part(p + k, exp_nonpositive(load_part(p + k, n - k)), n - k, false);
+  for (int64_t h = 0; h < heads; ++h) {
+    float sum = 0;
+    for (int64_t k = h; k < n; k += heads) sum += p[k];
+    const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+    for (int64_t k = h; k < n; k += heads) p[k] *= inverse;
+  }
+}
+
 static void edge_softmax(Csr m, const float* logits, float* out, int64_t heads, int threads) {
-  parallel_rows(m.rowptr, m.num_dst, heads * 8, threads, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t begin = m.rowptr[i] * heads, n = m.rowptr[i + 1] * heads - begin;
-      const float* in = logits + begin;
-      float* p = out + begin;
-      for (int64_t h = 0; h < heads; ++h) {
-        float top = -__builtin_inff();
-        for (int64_t k = h; k < n; k += heads) top = in[k] > top || in[k] != in[k] ? in[k] : top;
-        if (top == -__builtin_inff()) top = 0;  // a row of minus infinities: all weights 0, not NaN
-        for (int64_t k = h; k < n; k += heads) p[k] = in[k] - top;
+  by_heads(heads, [&](auto tag) {
+    constexpr int H = decltype(tag)::value;
+    parallel_rows(m.rowptr, m.num_dst, heads * 8, threads, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t begin = m.rowptr[i] * heads, n = m.rowptr[i + 1] * heads - begin;
+        const float* z = logits + begin;
+        if constexpr (H > 0) {
+          softmax_row<H>(n, out + begin, [z](int64_t k, int64_t count) { return load_part(z + k, count); });
+        } else if (n > 0) {
+          std::memcpy(out + begin, z, size_t(n) * sizeof(float));
+          softmax_row_of(heads, n, out + begin);
+        }
       }
-      int64_t k = 0;
-      for (; k + kLanes <= n; k += kLanes) store(p + k, exp_nonpositive(load<f32x16>(p + k)));
-      if (k < n) {
-        float tail[kLanes] = {};
-        std::memcpy(tail, p + k, size_t(n - k) * sizeof(float));
-        store(tail, exp_nonpositive(load<f32x16>(tail)));
-        std::memcpy(p + k, tail, size_t(n - k) * sizeof(float));
-      }
-      for (int64_t h = 0; h < heads; ++h) {
-        float sum = 0;
-        for (int64_t q = h; q < n; q += heads) sum += p[q];
-        const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
-        for (int64_t q = h; q < n; q += heads) p[q] *= inverse;
-      }
-    }
+    });
   });
 }
 
-// dlogits = p * (dout - sum over the row of p * dout)
-static void edge_softmax_backward(Csr m, const float* out, const float* dout, float* dlogits, int64_t heads,
-                                  int threads) {
-  parallel_rows(m.rowptr, m.num_dst, heads * 4, threads, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t begin = m.rowptr[i] * heads, end = m.rowptr[i + 1] * heads;
-      for (int64_t h = 0; h < heads; ++h) {
-        float sum = 0;
-        for (int64_t k = begin + h; k < end; k += heads) sum += out[k] * dout[k];
-        for (int64_t k = begin + h; k < end; k += heads) dlogits[k] = out[k] * (dout[k] - sum);
+// dlogits = p * (dp - sum over the row of p * dp) of the row's elements; ds(k, count, dlogits) gives what is written.
+template <int H, typename F>
+GOSSAMER_INLINE void softmax_row_backward(int64_t n, const float* p, const float* dp, float* out, const F& ds) {
+  f32x16 sum = splat(0.0f);
+  for (int64_t k = 0; k < n; k += kLanes) sum += load_part(p + k, n - k) * load_part(dp + k, n - k);
+  sum = sum_by_head<H>(sum);
+  for (int64_t k = 0; k < n; k += kLanes) {
+    const f32x16 dlogits = load_part(p + k, n - k) * (load_part(dp + k, n - k) - sum);
+    put_part(out + k, ds(k, n - k, dlogits), n - k, false);
+  }
+}
+static void softmax_row_backward_of(int64_t heads, int64_t n, const float* p, const float* dp, float* out) {
+  for (int64_t h = 0; h < heads; ++h) {
+    float sum = 0;
+    for (int64_t k = h; k < n; k += heads) sum += p[k] * dp[k];
+    for (int64_t k = h; k < n; k += heads) out[k] = p[k] * (dp[k] - sum);
+  }
+}
+
+static void edge_softmax_backward(Csr m, const float* p, const float* dp, float* dlogits, int64_t heads, int threads) {
+  by_heads(heads, [&](auto tag) {
+    constexpr int H = decltype(tag)::value;
+    parallel_rows(m.rowptr, m.num_dst, heads * 4, threads, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t at = m.rowptr[i] * heads, n = m.rowptr[i + 1] * heads - at;
+        if constexpr (H > 0) {
+          softmax_row_backward<H>(n, p + at, dp + at, dlogits + at, [](int64_t, int64_t, f32x16 d) { return d; });
+        } else {
+          softmax_row_backward_of(heads, n, p + at, dp + at, dlogits + at);
+        }
       }
-    }
+    });
   });
 }

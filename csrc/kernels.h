@@ -123,6 +123,16 @@ struct HeadTerms {
   int64_t count, heads;
 };
 
+// What backward of ops/head_mean.py reads and writes: the graph transposed, where in `value` each of its edges stands,
+// and rows; dx or dvalue may be null.
+struct MeanBackward {
+  Csr t;
+  const int64_t* perm;
+  const float *value, *x, *dout;
+  float *dx, *dvalue;
+  int64_t width, heads;
+};
+
 // Sums over rows are taken in chunks of this many, each with two rows of scratch, padded to whole vectors.
 constexpr int64_t kChunkRows = 256;
 inline int64_t scratch_floats(int64_t rows, int64_t cols) {
@@ -171,6 +181,10 @@ struct Kernels {
   void (*gatv2_backward)(Csr, const int64_t* perm, const float* own, const float* other, const float* att, float slope,
                          const float* dlogits, float* partial, float* dx, float* datt, int64_t cols, int64_t heads,
                          int threads);
+  // ops/head_mean.py
+  void (*head_mean)(Csr, const float* value, const float* x, const float* bias, float* out, int64_t width,
+                    int64_t heads, int threads);
+  void (*head_mean_backward)(MeanBackward, int threads);
   // ops/norm_act.py; `partial` is scratch of scratch_floats(rows, cols)
   void (*column_moments)(const float* x, float* partial, float* mean, float* var, int64_t rows, int64_t cols,
                          int threads);

@@ -7,20 +7,6 @@ constexpr int64_t kBlockRows = 8;  // rows whose sums share one load and store o
 
 GOSSAMER_INLINE int64_t padded(int64_t cols) { return ceil_div(cols, kLanes) * kLanes; }
 
-// The first `count` of sixteen elements; the others are `rest` on load and untouched on store.
-GOSSAMER_INLINE f32x16 load_part(const float* from, int64_t count, float rest = 0.0f) {
-  if (count >= kLanes) return load<f32x16>(from);
-  float part[kLanes];
-  for (int k = 0; k < kLanes; ++k) part[k] = k < count ? from[k] : rest;
-  return load<f32x16>(part);
-}
-GOSSAMER_INLINE void put_part(float* to, f32x16 v, int64_t count, bool streaming) {
-  if (count >= kLanes) return put(to, v, streaming);
-  float part[kLanes];
-  store(part, v);
-  for (int k = 0; k < count; ++k) to[k] = part[k];
-}
-
 struct Tail {
   DropRule drop;
   bool drops;

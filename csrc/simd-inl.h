@@ -1,6 +1,6 @@
 // Sixteen lanes on every processor: one AVX-512 register, two of AVX2, four of SSE or NEON. The lane structure, and
 // with -ffp-contract=off every rounding, is the same everywhere, so results are too. Part of each target's namespace.
-// Intrinsics stand here, in widen-inl.h and in int8_linear-inl.h, each beside the plain form that other processors use.
+// Intrinsics stand here, in lanes-inl.h, widen-inl.h and int8_linear-inl.h, each beside the plain form for others.
 
 constexpr int kLanes = 16;
 #if defined(__AVX512F__)
@@ -294,3 +294,5 @@ struct Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 };
+
+#include "lanes-inl.h"

@@ -38,6 +38,8 @@ namespace GOSSAMER_TARGET {
 
 #include "attention-inl.h"
 
+#include "head_mean-inl.h"
+
 #include "gather_rows-inl.h"
 
 #include "int8_linear-inl.h"
@@ -68,6 +70,8 @@ static const Kernels table = {
     edge_sums,
     gatv2_logits,
     gatv2_backward,
+    head_mean,
+    head_mean_backward,
     column_moments,
     column_sums,
     affine_forward,

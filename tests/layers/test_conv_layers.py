@@ -112,10 +112,11 @@ def test_gatv2_shares_weights(graph, assert_same):
     assert_same(GATv2Conv(12, 5, heads=3, share_weights=True), *graph)
 
 
+@pytest.mark.parametrize("concat", [True, False])
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
-def test_attention_weights_are_returned_in_pygs_order(kind, loops, graph):
-    conv = kind(12, 5, heads=2, add_self_loops=loops)
+def test_attention_weights_are_returned_in_pygs_order(kind, loops, concat, graph):
+    conv = kind(12, 5, heads=2, add_self_loops=loops, concat=concat)
     out, (edges, p) = conv(*graph, return_attention_weights=True)
     gs.lighten_(conv)
     for adjacency in (graph[1], gs.Graph.from_edge_index(graph[1], 50)):
@@ -133,6 +134,8 @@ BIPARTITE = {
     "gat, loops": lambda: GATConv((12, 8), 6, heads=2),
     "gatv2": lambda: GATv2Conv((12, 8), 6, heads=2, add_self_loops=False),
     "gatv2, loops": lambda: GATv2Conv((12, 8), 6, heads=2),
+    "gat, mean": lambda: GATConv((12, 8), 6, heads=2, add_self_loops=False, concat=False),
+    "gatv2, mean": lambda: GATv2Conv((12, 8), 6, heads=2, add_self_loops=False, concat=False),
     "gat, residual": lambda: GATConv((12, 8), 6, add_self_loops=False, residual=True),
 }
 

@@ -77,7 +77,7 @@ def sddmm(draw: Draw) -> list[Any]:
 
 def edge_softmax(draw: Draw, inputs: int = 1) -> list[Any]:
     rowptr, col, _ = structure(draw)
-    heads = draw(st.integers(0, 3))
+    heads = draw(st.integers(0, 4))
     return [rowptr, *(floats(draw, col.numel(), heads) for _ in range(inputs))]
 
 

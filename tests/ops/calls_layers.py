@@ -29,12 +29,12 @@ def edge_sums(draw: Draw) -> list[Any]:
     rowptr, col, _ = structure(draw)
     rng = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     perm = maybe(draw, torch.randperm(col.numel(), generator=rng))
-    return [rowptr, perm, floats(draw, col.numel(), draw(st.integers(0, 3))).to(draw(WIDE))]
+    return [rowptr, perm, floats(draw, col.numel(), draw(st.integers(0, 4))).to(draw(WIDE))]
 
 
 def gat_terms(draw: Draw) -> list[Any]:
     rowptr, col, num_src = structure(draw)
-    heads = draw(st.integers(0, 3))
+    heads = draw(st.integers(0, 4))
     a_dst, a_edge = (maybe(draw, floats(draw, count, heads)) for count in (rowptr.numel() - 1, col.numel()))
     return [rowptr, col, *widened(draw(WIDE), floats(draw, num_src, heads), a_dst, a_edge), draw(SLOPES)]
 
@@ -57,6 +57,20 @@ def gatv2_backward(draw: Draw) -> list[Any]:
     transposed = OPS["transpose_csr"].reference(rowptr, col, x_src.size(0))
     dlogits = floats(draw, col.numel(), att.size(0)).to(x_src.dtype)
     return [rowptr, col, x_src, x_dst, att, slope, *transposed, dlogits]
+
+
+def head_mean_spmm(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    heads, width = draw(st.integers(1, 3)), draw(COLUMNS)
+    terms = floats(draw, col.numel(), heads), floats(draw, num_src, heads * width), maybe(draw, floats(draw, width))
+    return [rowptr, col, *widened(draw(WIDE), *terms), None, None, None]
+
+
+def head_mean_backward(draw: Draw) -> list[Any]:
+    rowptr, col, value, x, *_ = head_mean_spmm(draw)
+    transposed = OPS["transpose_csr"].reference(rowptr, col, x.size(0))
+    dout = floats(draw, rowptr.numel() - 1, x.size(1) // value.size(1)).to(x.dtype)
+    return [*transposed, value, maybe(draw, x), dout, draw(st.booleans())]
 
 
 def linear(draw: Draw) -> list[Any]:
@@ -139,6 +153,8 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "gat_attention_backward": gat_attention_backward,
     "gatv2_logits": gatv2_logits,
     "gatv2_backward": gatv2_backward,
+    "head_mean_spmm": head_mean_spmm,
+    "head_mean_backward": head_mean_backward,
     "linear": linear,
     "weight_grad": weight_grad,
     "column_sums": column_sums,

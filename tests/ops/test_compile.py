@@ -14,6 +14,7 @@ from gossamer.ops import (
     gat_attention,
     gather_rows,
     gatv2_logits,
+    head_mean_spmm,
     int8_linear,
     linear,
     norm_act,
@@ -90,7 +91,7 @@ def test_what_layers_are_made_of(graph, dynamic):
         for over in (2, 3, 4):  # columns, rows, all
             h = norm_act(h, bias, bias, None, None, over, 1e-5, 3, 1.0, 0.2, 7)[0]
         p = gat_attention(graph, h[:, :2], h[:, 2:4]) + edge_softmax(graph, gatv2_logits(graph, h, h, att))
-        return spmm(graph, h.view(-1, 2, 4), value=p)
+        return spmm(graph, h.view(-1, 2, 4), value=p).mean(1) + head_mean_spmm(graph, h, p, bias[:4])
 
     inputs = [rand(400, 5), rand(8, 5, seed=1), rand(8, seed=2), rand(2, 4, seed=3)]
     assert same(*assert_compiles(forward, inputs, dynamic=dynamic))

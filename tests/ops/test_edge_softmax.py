@@ -12,7 +12,7 @@ from . import graphs
 from .compare import UNIT, on_baseline, random_cotangent, same_bits, with_gradients
 from .test_spmm import rand
 
-HEADS = (0, 1, 2, 7, 16)
+HEADS = (0, 1, 2, 4, 7, 8, 16)  # all that divide sixteen lanes, and others
 
 
 def assert_agree(graph, logits):
@@ -36,21 +36,37 @@ def test_equals_the_reference(name, isa):
         assert_agree(graph, 3 * rand(graph.num_edges, heads))
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3, 4])
+@pytest.mark.parametrize("at", [0, 20, 35, 36])
+def test_one_head_of_a_long_row_is_nan(at, heads, isa):
+    """Wherever in the row the NaN stands: in a whole vector, or in what is left after them."""
+    graph = Graph(torch.tensor([0, 37]), torch.zeros(37, dtype=torch.int32), 1)
+    for bad in (torch.nan, torch.inf):
+        logits = rand(37, heads)
+        logits[at, -1] = bad
+        p = edge_softmax(graph, logits)
+        assert p[:, -1].isnan().all() and p[:, :-1].isfinite().all()
+
+
 @pytest.mark.parametrize("degree", [1, 15, 16, 17, 70_000])
 def test_any_degree(degree, isa):
     graph = Graph(torch.tensor([0, degree]), torch.zeros(degree, dtype=torch.int32), 1)
-    assert_agree(graph, 3 * rand(degree, 1))
+    for heads in (1, 3, 4):
+        assert_agree(graph, 3 * rand(degree, heads))
     p = edge_softmax(graph, 3 * rand(degree))
     assert abs(p.double().sum() - 1) < (degree + 8) * UNIT
 
 
-def test_large_logits_and_masked_edges(isa):
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 16])
+def test_large_logits_and_masked_edges(heads, isa):
     """Nothing overflows; minus infinity switches an edge off, a row of them gives zeros; NaN stays in its row."""
     rows = [[1e38, 1e38, -1e38], [-torch.inf, 0.0, 0.0], [-torch.inf] * 3, [torch.nan, 0.0, 1.0], [torch.inf, 0.0, 1.0]]
     rows += [[-1e30, -1e30, -2e30], [0.0, -86.0, -88.0]]
     z = torch.tensor(rows)
     graph = Graph(torch.arange(0, 22, 3), torch.zeros(21, dtype=torch.int32), 1)
-    p = edge_softmax(graph, z.view(-1)).view(7, 3)
+    p = edge_softmax(graph, z.view(-1, 1).expand(-1, heads))
+    assert all(same_bits(p[:, h].clone(), p[:, 0].clone()) for h in range(heads))
+    p = p[:, 0].view(7, 3)
     want = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0] * 3])
     assert torch.equal(p[:3], want)
     assert p[3:5].isnan().all()
@@ -71,7 +87,7 @@ def test_exponential_is_accurate_to_two_units_in_the_last_place(isa):
 
 def test_same_bits_for_every_instruction_set_and_thread_count(isa, threads):
     graph = graphs.graph("power law")
-    for shape in ((), (3,), (16,)):
+    for shape in ((), *((heads,) for heads in HEADS[1:])):
 
         def run(shape=shape):
             logits = 3 * rand(graph.num_edges, *shape)
@@ -95,9 +111,10 @@ def test_masked_edges_get_no_gradient(isa):
     assert dz[1:3].abs().min() > 0
 
 
-def test_backward_op_equals_its_reference(isa):
+@pytest.mark.parametrize("heads", [3, 4])
+def test_backward_op_equals_its_reference(heads, isa):
     graph = graphs.graph("star")
-    p, dp = rand(graph.num_edges, 3), rand(graph.num_edges, 3, seed=1)
+    p, dp = rand(graph.num_edges, heads), rand(graph.num_edges, heads, seed=1)
     out, want = (
         op(graph.rowptr, p, dp) for op in (OPS["edge_softmax_backward"], OPS["edge_softmax_backward"].reference)
     )

@@ -53,6 +53,7 @@ CALLS = [
     "ops.edge_softmax(graph, logits)",
     "ops.gat_attention(graph, a, a, logits)",
     "ops.gatv2_logits(graph, x, x, att)",
+    "ops.head_mean_spmm(graph, x, logits)",
     "ops.norm_act(x, None, None, None, None, 0, *tail)",
     "ops.norm_act(x, b, b, None, None, 2, *tail)",
     "ops.norm_act(x, b, b, None, None, 3, *tail)",

@@ -31,6 +31,7 @@ from .. import ops
 from ..codecs import Codec, Codes
 from ..graph import Graph
 from ..ops.attention import edge_sums_op, gat_attention_backward_op, gat_attention_op
+from ..ops.head_mean import head_mean_backward_op
 from ..ops.sddmm import sddmm_op
 from ..ops.spmm import spmm_op
 from .noise import draw_seed, refuse_twice
@@ -42,11 +43,17 @@ SPAN = 4096
 
 
 class Setting(NamedTuple):
-    """What is no tensor: leaky's slope, (probability, seed) of the attention's dropout, and what keeps rows."""
+    """What is no tensor: leaky's slope, (probability, seed) of the attention's dropout, what keeps rows, and whether
+    the sum averages its heads."""
 
     slope: float
     drop: tuple[float, int] | None
     plan: Plan
+    averages: bool = False
+
+    def summed(self, graph: Graph, h: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        """The weighted sum of rows, the same op as without a codec: the same bits."""
+        return ops.head_mean_spmm(graph, h, w, bias) if self.averages else ops.spmm(graph, h, value=w, bias=bias)
 
 
 class Edges(NamedTuple):
@@ -70,6 +77,13 @@ class Edges(NamedTuple):
     def back(self, w: Tensor, dout: Tensor) -> Tensor:
         """The sum of w_e dout_i over the edges out of each node."""
         return _sums(self.t_rowptr, self.t_col, ops.gather_rows(w, self.t_perm), dout)
+
+    def of_sum(self, w: Tensor, h: Tensor, dout: Tensor, averages: bool, needs_dh: bool) -> tuple[Tensor, Tensor]:
+        """dw and dh of `Setting.summed`; dh holds nothing where it is not needed."""
+        if averages:
+            dh, dw = head_mean_backward_op(self.t_rowptr, self.t_col, self.t_perm, w, h, dout, needs_dh)
+            return dw, dh
+        return self.dots(dout, h, w.size(1)), self.back(w, dout) if needs_dh else dout.new_empty(0)
 
 
 def dropped(p: Tensor, setting: Setting) -> Tensor:
@@ -101,8 +115,9 @@ def gat_sum(
 ) -> Tensor:  # fmt: skip
     """The sums [num_dst, heads * width] from rows of that width and atts [1, heads, width] of sources and destinations.
 
-    `terms` are a_src, a_dst (None without h_dst) and a_edge. The first two come without a gradient, which is computed
-    here as that of rows and atts. `made_from` says which products the rows are, if that is known.
+    [num_dst, width] where the setting averages heads. `terms` are a_src, a_dst (None without h_dst) and a_edge. The
+    first two come without a gradient, which is computed here as that of rows and atts. `made_from` says which products
+    the rows are, if that is known.
     """
     other = None if h_dst is h_src else h_dst
     att_dst = None if h_dst is None else atts[1]
@@ -118,7 +133,7 @@ class _GatSum(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         a_src, a_dst = a_src.contiguous(), None if a_dst is None else a_dst.contiguous()  # they may be parts of one
         p = ops.gat_attention(graph, a_src, a_dst, a_edge, setting.slope)
-        out = ops.spmm(graph, h_src, value=dropped(p, setting), bias=bias)
+        out = setting.summed(graph, h_src, dropped(p, setting), bias)
         ctx.setting, ctx.apart, ctx.weighs = setting, h_dst is not None, any(ctx.needs_input_grad[:5])
         if ctx.weighs:
             codes = setting.plan.values.encode(h_src, draw_seed(h_src))
@@ -143,8 +158,9 @@ def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     structure, terms, (att_src, att_dst), codes, *rows = (tuple(next(saved) for _ in range(n)) for n in ctx.sizes)
     edges = Edges(*structure)
     p = gat_attention_op(edges.rowptr, edges.col, *terms, setting.slope, None, None)
-    dh_src = edges.back(dropped(p, setting), dout) if needs[0] else None
-    dw = edges.dots(dout, setting.plan.values.decode(Codes(codes, *ctx.like)), p.size(1))
+    decoded = setting.plan.values.decode(Codes(codes, *ctx.like))
+    dw, dh = edges.of_sum(dropped(p, setting), decoded, dout, setting.averages, needs[0])
+    dh_src = dh if needs[0] else None
     weights = (setting.slope, p, dropped(dw, setting))
     da_edge, da_dst = gat_attention_backward_op(edges.rowptr, edges.col, *terms, *weights)
     da_src = edge_sums_op(edges.t_rowptr, edges.t_perm, da_edge)

@@ -31,7 +31,7 @@ from .noise import draw_seed, refuse_twice
 
 
 def gatv2_sum(graph: Graph, h_src: Tensor, h_dst: Tensor, att: Tensor, bias: Tensor | None, setting: Setting) -> Tensor:
-    """The sums [num_dst, heads * width] from rows h_src and h_dst of that width and att [heads, width]."""
+    """The sums [num_dst, heads * width], averaged [num_dst, width], of rows h_src and h_dst and att [heads, width]."""
     return _Gatv2Sum.apply(h_src, None if h_dst is h_src else h_dst, att, bias, graph, setting)
 
 
@@ -41,7 +41,7 @@ class _Gatv2Sum(torch.autograd.Function):
         ctx: Any, h_src: Tensor, h_dst: Tensor | None, att: Tensor, bias: Tensor | None, graph: Graph, setting: Setting
     ) -> Tensor:
         logits = ops.gatv2_logits(graph, h_src, h_src if h_dst is None else h_dst, att, setting.slope)
-        out = ops.spmm(graph, h_src, value=dropped(ops.edge_softmax(graph, logits), setting), bias=bias)
+        out = setting.summed(graph, h_src, dropped(ops.edge_softmax(graph, logits), setting), bias)
         ctx.setting, ctx.codes = setting, []
         if any(ctx.needs_input_grad[:3]):
             encode = setting.plan.sharp.encode
@@ -67,10 +67,10 @@ def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     decoded = [setting.plan.sharp.decode(c) for c in codes]
     rows = (edges.rowptr, edges.col, decoded[0], decoded[-1], att.contiguous(), setting.slope)
     p = edge_softmax_op(edges.rowptr, gatv2_logits_op(*rows, None, None, None))
-    dp = dropped(edges.dots(dout, decoded[0], p.size(1)), setting)
-    dlogits = edge_softmax_backward_op(edges.rowptr, p, dp)
+    dw, dh = edges.of_sum(dropped(p, setting), decoded[0], dout, setting.averages, True)
+    dlogits = edge_softmax_backward_op(edges.rowptr, p, dropped(dw, setting))
     dh_src, dh_dst, datt = gatv2_backward_op(*rows, edges.t_rowptr, edges.t_col, edges.t_perm, dlogits)
-    dh_src += edges.back(dropped(p, setting), dout)
+    dh_src += dh
     if len(decoded) == 1:
         dh_src, dh_dst = dh_src.add_(dh_dst), None
     grads = (dh_src, dh_dst, datt)

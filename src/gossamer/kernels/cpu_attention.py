@@ -90,10 +90,42 @@ def _gatv2_backward(
     return dx_src, dx_dst, datt
 
 
+def _head_mean_spmm(
+    rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, bias: Tensor | None, *transposed: Tensor | None
+) -> Tensor:
+    if x.dtype != F32:
+        return OPS["head_mean_spmm"].reference(rowptr, col, value, x, bias, *transposed)
+    rowptr, col, value, x, bias = contiguous(rowptr, col, value, x, bias)
+    rows, heads = rowptr.numel() - 1, value.size(1)
+    out = memory.empty([rows, x.size(1) // heads], F32)
+    native.head_mean(
+        at(rowptr), at(col), rows, at(value), at(x), at(bias), at(out), out.size(1), heads, num_threads()
+    )  # fmt: skip
+    return out
+
+
+def _head_mean_backward(
+    rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool
+) -> tuple[Tensor, Tensor]:
+    if dout.dtype != F32 or dout.size(1) == 0:  # without columns there is no dot product to write
+        return OPS["head_mean_backward"].reference(rowptr, col, perm, value, x, dout, needs_dx)
+    rowptr, col, perm, value, x, dout = contiguous(rowptr, col, perm, value, x, dout)
+    num_src, (heads, width) = rowptr.numel() - 1, (value.size(1), dout.size(1))
+    dx = memory.empty([num_src, heads * width], F32) if needs_dx else None
+    dvalue = None if x is None else memory.empty(value.shape, F32)
+    native.head_mean_backward(
+        at(rowptr), at(col), num_src, at(perm), at(value), at(x), at(dout), at(dx), at(dvalue),
+        width, heads, num_threads(),
+    )  # fmt: skip
+    return dout.new_empty(0) if dx is None else dx, dout.new_empty(0) if dvalue is None else dvalue
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "edge_sums": _edge_sums,
     "gat_attention": _gat_attention,
     "gat_attention_backward": _gat_attention_backward,
     "gatv2_logits": _gatv2_logits,
     "gatv2_backward": _gatv2_backward,
+    "head_mean_spmm": _head_mean_spmm,
+    "head_mean_backward": _head_mean_backward,
 }

@@ -66,9 +66,16 @@ def head_dots(h: Tensor, *atts: Tensor, steady: bool = False) -> tuple[Tensor, .
     return linear(h, spread, None, steady=steady).split(atts[0].size(1), dim=1)
 
 
+def averages(module: Any) -> bool:
+    """Whether float sums of this layer's rows average the heads as they go."""
+    return not module.concat and module.heads > 1
+
+
 def weighted_rows(module: Any, graph: Graph, h: Tensor, p: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
-    """The weighted sum of rows, and the weights after attention dropout."""
+    """The weighted sum of rows, averaged over the heads if it can be, and the weights after attention dropout."""
     p = p if drop is None else ops.dropout(p, *drop)
+    if averages(module):
+        return ops.head_mean_spmm(graph, h, p, bias=early_bias(module, averaged=True)), p
     return ops.spmm(graph, h, value=p, bias=early_bias(module)), p
 
 
@@ -77,19 +84,21 @@ def dropout_of(module: Any) -> Drop:
     return (module.dropout, rules.draw_seed()) if module.training and module.dropout > 0 else None
 
 
-def early_bias(module: Any) -> Tensor | None:
-    """The bias, if it can be added together with the neighbours."""
-    return module.bias if module.concat and module.res is None else None
+def early_bias(module: Any, averaged: bool = False) -> Tensor | None:
+    """The bias, if it can be added together with the neighbours: where the sum is as wide as the result."""
+    return module.bias if (module.concat or averaged) and module.res is None else None
 
 
 def finish(module: Any, out: Tensor, x: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """What becomes of the heads; bias and residual, of x unless it is there, as far as they have not been added."""
-    out = out if module.concat else out.view(-1, module.heads, module.out_channels).mean(dim=1)
+    averaged = averages(module) and out.size(1) == module.out_channels
+    if not module.concat and not averaged:
+        out = out.view(-1, module.heads, module.out_channels).mean(dim=1)
     if residual is not None:
         out = out + residual
     elif module.res is not None and x is not None:
         out = apply_linear(module.res, x, rows=out)
-    added = module.bias is None or early_bias(module) is not None
+    added = module.bias is None or early_bias(module, averaged) is not None
     return out if added else out + module.bias
 
 

@@ -37,6 +37,7 @@ from .attention import (
     Drop,
     as_edges,
     attention_graph,
+    averages,
     dropout_of,
     early_bias,
     few_bits,
@@ -103,9 +104,10 @@ class GATConv(pyg.GATConv):
             of_nodes = self._node_terms(*rows) if made is None else made.terms
         a_src, a_dst = of_nodes
         terms = (a_src, a_dst, self._edge_term(attr))
-        given = (graph, *rows, (self.att_src, self.att_dst), terms, early_bias(self))
+        bias = early_bias(self, averaged=plan is not None and averages(self))
+        given = (graph, *rows, (self.att_src, self.att_dst), terms, bias)
         if plan is not None:
-            return gat_sum(*given, Setting(self.negative_slope, drop, plan), made_from), None
+            return gat_sum(*given, Setting(self.negative_slope, drop, plan, averages(self)), made_from), None
         if how is not None:
             return int8_gat_sum(*given, Int8Setting(self.negative_slope, drop, how), made), None
         return weighted_rows(self, graph, rows[0], ops.gat_attention(graph, *terms, self.negative_slope), drop)
@@ -178,9 +180,10 @@ class GATv2Conv(pyg.GATv2Conv):
     ) -> tuple[Tensor, Any]:
         """The weighted sum of rows, and the weights if they are asked for."""
         plan, how = few_bits(self, h_src, shows_weights), in_int8(self, h_src, shows_weights)
-        given, slope = (graph, h_src, h_dst, self.att[0], early_bias(self)), self.negative_slope
+        bias = early_bias(self, averaged=plan is not None and averages(self))
+        given, slope = (graph, h_src, h_dst, self.att[0], bias), self.negative_slope
         if plan is not None:
-            return gatv2_sum(*given, Setting(slope, drop, plan)), None
+            return gatv2_sum(*given, Setting(slope, drop, plan, averages(self))), None
         if how is not None:
             return int8_gatv2_sum(*given, Int8Setting(slope, drop, how)), None
         logits = ops.gatv2_logits(graph, h_src, h_dst, self.att[0], slope)

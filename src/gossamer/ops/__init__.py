@@ -14,6 +14,7 @@ from .edge_softmax import edge_softmax
 from .gat_int8 import gat_backward_int8, gat_sources_int8, int8_linear_heads
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from .gatv2 import gatv2_logits
+from .head_mean import head_mean_spmm
 from .int8_grad import int8_grad
 from .int8_linear import int8_linear
 from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes, quantize_times, spmm_rows
@@ -54,6 +55,7 @@ __all__ = [
     "gather_rows",
     "gather_rows_int8",
     "gatv2_logits",
+    "head_mean_spmm",
     "int8_grad",
     "int8_linear",
     "int8_linear_heads",

@@ -46,6 +46,20 @@ def ids_within(name: str, ids: Tensor, limit: int, of_what: str) -> None:
         )
 
 
+def permutation(name: str, perm: Tensor, count: int) -> None:
+    """Each of 0 .. count - 1 once, so that writing there reaches every place. Checked once per tensor, as `csr` is."""
+    dtype_of(name, perm, (torch.int64,))
+    shape_of(name, perm, (count,), f"[{count}], one position per edge")
+    if _mark(perm) == -1 - count:  # never the mark of a rowptr
+        return
+    ids_within(name, perm, count, "edges")
+    found = torch.zeros(count, dtype=torch.bool, device=perm.device)
+    found[perm] = True
+    if not bool(found.all()):
+        raise ValueError(f"`{name}` must hold each position once (got none at {int(found.int().argmin())})")
+    _set_mark(perm, -1 - count)
+
+
 def csr(rowptr: Tensor, col: Tensor, num_src: int, prefix: str = "") -> None:
     """A CSR structure that kernels may trust. Checked once per tensor: a pass leaves a mark that names the version.
 

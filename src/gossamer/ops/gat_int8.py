@@ -110,9 +110,7 @@ def _check_sources(
     _checks.shape_of("g_scale", g_scale, (g.size(0),), f"[{g.size(0)}], one number per row")
     _checks.csr(t_rowptr, t_col, g.size(0), "t_")
     nnz, nodes, columns = t_col.numel(), t_rowptr.numel() - 1, g.size(1)
-    _checks.dtype_of("t_perm", t_perm, (torch.int64,))
-    _checks.shape_of("t_perm", t_perm, (nnz,), f"[{nnz}], one position per edge")
-    _checks.ids_within("t_perm", t_perm, nnz, "edges")
+    _checks.permutation("t_perm", t_perm, nnz)
     _checks.dtype_of("pairs", pairs, (torch.float32,))
     _checks.shape_of("pairs", pairs, (nnz, None), f"[{nnz}, 2 * heads]")
     heads = pairs.size(1) // 2
