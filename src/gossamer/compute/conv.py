@@ -76,7 +76,8 @@ class _Int8(torch.autograd.Function):
         kept: tuple[Tensor | None, ...] = came.tensors
         if extra and len(weights) == 1 and spec.entry.chain is None:
             kept = ()  # only what was aggregated is multiplied
-        ctx.spec, ctx.settings, ctx.seeds, ctx.counts = spec, came.settings, seeds, (len(weights), len(kept))
+        ctx.spec = spec._replace(projected=None)  # which holds the result, and by that ctx
+        ctx.settings, ctx.seeds, ctx.counts = came.settings, seeds, (len(weights), len(kept))
         ctx.shape, ctx.layer = x.shape, layer_here() if torch.is_anomaly_enabled() else ""
         flat = [tensor for weight in weights for tensor in weight]
         ctx.save_for_backward(*flat, *kept, *extra)
