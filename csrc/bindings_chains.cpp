@@ -8,16 +8,24 @@
 namespace gossamer {
 namespace {
 
+using Addresses = std::vector<Address>;
+
+std::vector<Product> products_of(const Addresses& weight, const Addresses& bias, const Addresses& out,
+                                 const std::vector<int64_t>& outs) {
+  std::vector<Product> all;
+  for (size_t k = 0; k < weight.size(); ++k)
+    all.push_back({at<float>(weight[k]), at<float>(bias[k]), at<float>(out[k]), outs[k]});
+  return all;
+}
+
 // The gradients of all weights that the same rows were multiplied by, as four lists.
-std::vector<WeightGrad> wanted(const std::vector<Address>& g, const std::vector<Address>& partial,
-                               const std::vector<Address>& dw, const std::vector<int64_t>& outs) {
+std::vector<WeightGrad> wanted(const Addresses& g, const Addresses& partial, const Addresses& dw,
+                               const std::vector<int64_t>& outs) {
   std::vector<WeightGrad> all;
   for (size_t k = 0; k < g.size(); ++k)
     all.push_back({at<float>(g[k]), at<float>(partial[k]), at<float>(dw[k]), outs[k]});
   return all;
 }
-using Addresses = std::vector<Address>;
-
 }  // namespace
 
 // A kept chain crosses as one object, made once per call from addresses (kernels/cpu_chain.py).
@@ -43,8 +51,9 @@ void define_chains(nb::module_& m) {
   def(m, "chain_keep",
       [](Address x, Address scale, Address shift, Address col_mean, Address col_rstd, Address weight, Address bias,
          float eps, Address mean, Address var, int64_t first_row, int64_t rows, int64_t cols, int act, float slope,
-         double p, uint64_t seed, const KeptChain& k, bool stochastic, uint64_t noise, Address out, int64_t group,
-         int threads) {
+         double p, uint64_t seed, const KeptChain& k, bool stochastic, uint64_t noise, Address out,
+         const Addresses& weights, const Addresses& biases, const Addresses& outs,
+         const std::vector<int64_t>& out_features, int64_t group, int threads) {
         const ColumnAffine columns = {at<float>(scale), at<float>(shift), at<float>(col_mean), at<float>(col_rstd)};
         const ChainRows in = {at<float>(x),
                               columns,
@@ -54,7 +63,9 @@ void define_chains(nb::module_& m) {
                               first_row,
                               rows,
                               cols};
-        return kernels().chain_keep(in, {act, slope, p, seed}, k, {stochastic, noise}, at<float>(out), group, threads);
+        const std::vector<Product> all = products_of(weights, biases, outs, out_features);
+        return kernels().chain_keep(in, {act, slope, p, seed}, k, {stochastic, noise}, at<float>(out), all.data(),
+                                    int(all.size()), group, threads);
       });
   def(m, "chain_sums",
       [](Address dout, const KeptChain& k, Address partial, Address sum_g, Address sum_gx, int64_t rows, int64_t cols,

@@ -53,69 +53,93 @@ GOSSAMER_INLINE void pack_group(const float* x, int64_t start, int64_t n, const 
   }
 }
 
-template <int A, int S>
-static bool chain_keep_as(const ChainRows& in, Pointwise pw, const KeptChain& k, Noise noise, float* out, int64_t group,
-                          int threads) {
-  const Tail t = tail_of(pw);
-  const int64_t cols = in.cols;
-  const bool streaming = cols % kLanes == 0 && streams(out, in.rows * cols);
-  const float inverse = 1.0f / float(cols);
+// What one call keeps with.
+struct Keeping {
+  ChainRows in;
+  KeptChain k;
+  Tail tail;
   Rounding how, slope_how;
-  fill_rounding(&how, k.blocks.levels, k.blocks.bits, noise);
-  fill_rounding(&slope_how, nullptr, k.slope_bits, {noise.on, ~noise.seed});
+  float inverse;
+  bool streaming;
+};
+
+// Rows begin .. end - 1, one group: the result to `out`, whose first row is row `begin`; hats and slopes are scratch.
+template <int A, int S>
+static void keep_group(const Keeping& c, int64_t begin, int64_t end, float* out, float* hats, float* slopes) {
+  const ChainRows& in = c.in;
+  const KeptChain& k = c.k;
+  const int64_t cols = in.cols, start = (in.first_row + begin) * cols, n = (end - begin) * cols;
+  BitWriter bits = {k.bits ? k.bits + start / 8 : nullptr, 0, 0};
+  for (int64_t r = begin; r < end; ++r) {
+    const float* row = in.x + r * cols;
+    const int64_t at = (r - begin) * cols;
+    float mean = 0, rstd = 0;
+    if (S == kByRow) {
+      mean = row_mean(row, cols, c.inverse);
+      const float var = row_var(row, cols, mean, c.inverse);
+      in.mean[in.first_row + r] = mean, in.var[in.first_row + r] = var;
+      rstd = 1.0f / __builtin_sqrtf(var + in.affine.eps);
+    }
+    for (int64_t j = 0; j < cols; j += kLanes) {
+      const int64_t count = cols - j;
+      const Passed passed = normalise<S>(in, load_part(row + j, count), mean, rstd, j, count);
+      const f32x16 y = forward16<A>(passed.z, c.tail, start + at + j);
+      put_part(out + at + j, y, count, c.streaming);
+      if (k.codes) put_part(hats + at + j, S == kNoNorm ? y : passed.hat, count, false);
+      if (k.slopes) put_part(slopes + at + j, derivative<A>(passed.z, c.tail.slope), count, false);
+      // ReLU's bit is clear for what dropout took, too: a result is positive, or NaN, exactly where both let pass.
+      const i32x16 pass = A == kRelu ? (y > splat(0.0f)) | (y != y) : passed.z > splat(0.0f);
+      if (k.bits) bits.add(lane_bits(pass), int(min_of<int64_t>(count, kLanes)));
+    }
+  }
+  if (k.bits) bits.finish();
+  if (k.codes) by_bits(k.blocks.bits, [&](auto tag) { pack_group<decltype(tag)::value>(hats, start, n, k, c.how); });
+  if (k.slopes)
+    by_bits(k.slope_bits, [&](auto tag) {
+      constexpr int Bits = decltype(tag)::value;
+      pack_block<Bits>(slopes, n, {k.low, k.width}, c.slope_how, k.slopes + start * Bits / 8, uint64_t(start));
+    });
+}
+
+// All groups; with products, as many rows at a time as stay in the cache until they are multiplied.
+template <int A, int S>
+static bool chain_keep_as(const Keeping& c, float* out, const Panels& panels, int64_t group, int threads) {
+  const int64_t rows = c.in.rows, cols = c.in.cols;
+  const int64_t step = max_of<int64_t>(1, panels.step() / group) * group;
   bool enough = true;
-  parallel_for(ceil_div(in.rows, group), 1 + 16384 / (group * cols + 1), threads, [&](int64_t first, int64_t last) {
-    Buffer<float> hats(k.codes ? group * cols : 1), slopes(k.slopes ? group * cols : 1);
-    if (!hats.data || !slopes.data) {
-      enough = false;
+  parallel_for(ceil_div(rows, step), 1 + 16384 / (step * cols + 1), threads, [&](int64_t first, int64_t last) {
+    Buffer<float> hats(c.k.codes ? group * cols : 1), slopes(c.k.slopes ? group * cols : 1);
+    Buffer<float> tile(panels.count ? step * cols : 1);
+    Multiplier products(panels);
+    if (!hats.data || !slopes.data || !tile.data || !products.enough()) {
+      __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
       return;
     }
-    for (int64_t g = first; g < last; ++g) {
-      const int64_t begin = g * group, end = min_of(in.rows, begin + group), start = (in.first_row + begin) * cols;
-      BitWriter bits = {k.bits ? k.bits + start / 8 : nullptr, 0, 0};
-      for (int64_t r = begin; r < end; ++r) {
-        const float* row = in.x + r * cols;
-        const int64_t at = (r - begin) * cols;
-        float mean = 0, rstd = 0;
-        if (S == kByRow) {
-          mean = row_mean(row, cols, inverse);
-          const float var = row_var(row, cols, mean, inverse);
-          in.mean[in.first_row + r] = mean, in.var[in.first_row + r] = var;
-          rstd = 1.0f / __builtin_sqrtf(var + in.affine.eps);
-        }
-        for (int64_t c = 0; c < cols; c += kLanes) {
-          const int64_t count = cols - c;
-          const Passed passed = normalise<S>(in, load_part(row + c, count), mean, rstd, c, count);
-          const f32x16 y = forward16<A>(passed.z, t, start + at + c);
-          put_part(out + r * cols + c, y, count, streaming);
-          if (k.codes) put_part(hats.data + at + c, S == kNoNorm ? y : passed.hat, count, false);
-          if (k.slopes) put_part(slopes.data + at + c, derivative<A>(passed.z, t.slope), count, false);
-          // ReLU's bit is clear for what dropout took, too: a result is positive, or NaN, exactly where both let pass.
-          const i32x16 pass = A == kRelu ? (y > splat(0.0f)) | (y != y) : passed.z > splat(0.0f);
-          if (k.bits) bits.add(lane_bits(pass), int(min_of<int64_t>(count, kLanes)));
-        }
-      }
-      if (k.bits) bits.finish();
-      const int64_t n = (end - begin) * cols;
-      if (k.codes)
-        by_bits(k.blocks.bits, [&](auto tag) { pack_group<decltype(tag)::value>(hats.data, start, n, k, how); });
-      if (k.slopes)
-        by_bits(k.slope_bits, [&](auto tag) {
-          constexpr int Bits = decltype(tag)::value;
-          pack_block<Bits>(slopes.data, n, {k.low, k.width}, slope_how, k.slopes + start * Bits / 8, uint64_t(start));
-        });
+    for (int64_t s = first; s < last; ++s) {
+      const int64_t begin = s * step, end = min_of(rows, begin + step);
+      float* to = panels.count ? tile.data : out + begin * cols;
+      for (int64_t r = begin; r < end; r += group)
+        keep_group<A, S>(c, r, min_of(end, r + group), to + (r - begin) * cols, hats.data, slopes.data);
+      products.multiply(tile.data, begin, end - begin);
     }
     stream_fence();
   });
   return enough;
 }
-static bool chain_keep(ChainRows in, Pointwise pw, KeptChain k, Noise noise, float* out, int64_t group, int threads) {
+static bool chain_keep(ChainRows in, Pointwise pw, KeptChain k, Noise noise, float* out, const Product* products,
+                       int count, int64_t group, int threads) {
+  Keeping c = {in, k, tail_of(pw), {}, {}, 1.0f / float(in.cols), false};
+  c.streaming = !count && in.cols % kLanes == 0 && streams(out, in.rows * in.cols);
+  fill_rounding(&c.how, k.blocks.levels, k.blocks.bits, noise);
+  fill_rounding(&c.slope_how, nullptr, k.slope_bits, {noise.on, ~noise.seed});
+  const Panels panels(products, count, in.rows, in.cols, threads);
+  if (!panels.data.data) return false;
   bool enough = false;
   by_act(pw.act, [&](auto tag) {
     constexpr int A = decltype(tag)::value;
-    if (in.columns.scale) enough = chain_keep_as<A, kByColumn>(in, pw, k, noise, out, group, threads);
-    else if (in.mean) enough = chain_keep_as<A, kByRow>(in, pw, k, noise, out, group, threads);
-    else enough = chain_keep_as<A, kNoNorm>(in, pw, k, noise, out, group, threads);
+    if (in.columns.scale) enough = chain_keep_as<A, kByColumn>(c, out, panels, group, threads);
+    else if (in.mean) enough = chain_keep_as<A, kByRow>(c, out, panels, group, threads);
+    else enough = chain_keep_as<A, kNoNorm>(c, out, panels, group, threads);
   });
   return enough;
 }

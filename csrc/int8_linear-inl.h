@@ -32,13 +32,6 @@ GOSSAMER_INLINE i32x16 dot_group(i32x16 acc, i32x16 x, const Code* w) {
 }
 #endif
 
-#if defined(__AVX512F__)
-constexpr int kRows = 6, kPanelVectors = 4;
-#else
-constexpr int kRows = 4, kPanelVectors = 1;
-#endif
-constexpr int kPanel = kPanelVectors * kLanes;
-
 // Panels of `kPanel` outputs, each [groups][kPanel][kGroup], zero beyond the last output and the last k.
 static void pack_weights(const int8_t* w, int64_t in, int64_t outs, Code* packed, int32_t* sums) {
   const int64_t groups = ceil_div(in, kGroup);

@@ -103,6 +103,13 @@ struct ChainRows {
   int64_t first_row, rows, cols;
 };
 
+// A product of rows that follow each other: out = rows W^T + bias; weight [outs, columns of the rows], null: no bias.
+struct Product {
+  const float *weight, *bias;
+  float* out;
+  int64_t outs;
+};
+
 // The three parts of an attention logit: src [num_src, heads], dst [num_dst, heads], edge [nnz, heads]; null: absent.
 struct GatTerms {
   const float *src, *dst, *edge;
@@ -200,7 +207,8 @@ struct Kernels {
                               const float* var, float* partial, float* dx, float* dweight, float* dbias, int64_t rows,
                               int64_t cols, int threads);
   // ops/kept_chain.py; false: no memory left for scratch
-  bool (*chain_keep)(ChainRows, Pointwise, KeptChain, Noise, float* out, int64_t group, int threads);
+  bool (*chain_keep)(ChainRows, Pointwise, KeptChain, Noise, float* out, const Product*, int count, int64_t group,
+                     int threads);
   bool (*chain_sums)(const float* dout, KeptChain, float* partial, float* sum_g, float* sum_gx, int64_t rows,
                      int64_t cols, int threads);
   bool (*chain_backward)(const float* dout, KeptChain, const float* scale, const float* by_hat, const float* constant,

@@ -32,6 +32,8 @@ namespace GOSSAMER_TARGET {
 
 #include "layer_norm-inl.h"
 
+#include "linear-inl.h"
+
 #include "chain_keep-inl.h"
 
 #include "kept_chain-inl.h"

@@ -5,23 +5,6 @@
 
 constexpr int64_t kFloatChunk = 128;
 
-GOSSAMER_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {  // a * b + c, rounded once on every processor
-#if defined(__AVX512F__)
-  return {bits_of<f32x16::Part>(
-      _mm512_fmadd_ps(bits_of<__m512>(a.part[0]), bits_of<__m512>(b.part[0]), bits_of<__m512>(c.part[0])))};
-#elif defined(__FMA__)
-  GOSSAMER_EACH_PART a.part[p] = bits_of<f32x16::Part>(
-      _mm256_fmadd_ps(bits_of<__m256>(a.part[p]), bits_of<__m256>(b.part[p]), bits_of<__m256>(c.part[p])));
-  return a;
-#else
-  for (int k = 0; k < kLanes; ++k) {
-    const int p = k / kPartLanes, lane = k % kPartLanes;
-    a.part[p][lane] = __builtin_fmaf(a.part[p][lane], b.part[p][lane], c.part[p][lane]);
-  }
-  return a;
-#endif
-}
-
 // total[o + r, k] += sum over rows i of g[i, o + r] * x[i, k], for a block of outputs and a panel of columns.
 GOSSAMER_INLINE void float_tile(const float* g, int64_t g_stride, const float* panel, int64_t rows, float* total,
                                 int64_t in, int64_t outs_left, int64_t cols_left) {

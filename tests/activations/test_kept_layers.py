@@ -115,9 +115,11 @@ def run(model, args, seed=5):
     return out, torch.autograd.grad(dots([out]), leaves)
 
 
-def assert_near(actual, expected, learnt):
-    """The same bits. Of an x that requires grad sums of products are kept, not products of sums: another rounding."""
-    assert torch.equal(actual, expected) or learnt
+def assert_near(actual, expected):
+    """Products behind a chain are our own, others the BLAS library's: the same terms, summed in another order.
+
+    Of an x that requires grad sums of products are kept, not products of sums: another rounding, too.
+    """
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -130,16 +132,19 @@ def name(request):
 
 
 @pytest.mark.parametrize("recipe", NAMED)
-def test_outputs_are_the_same_bits(name, recipe):
-    """Also the running statistics, and the generator's state: later masks are the same too."""
+def test_outputs_are_those_of_float32(name, recipe):
+    """Also the running statistics, and to the bit the generator's state: later masks are the same too."""
     model, args = made(name), arguments(name)
     results = []
     for each in ("float32", recipe):
         light = lightened(model, each)
         torch.manual_seed(5)
         outs = [light(*args).detach() for _ in range(2)]
-        results.append([*outs, *light.buffers(), torch.get_rng_state()])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+        results.append([torch.get_rng_state(), *outs, *light.buffers()])
+    (state, *whole), (few_state, *few) = results
+    assert torch.equal(state, few_state)
+    for a, b in zip(few, whole, strict=True):
+        assert_near(a, b)
 
 
 @pytest.mark.skipif(kernels.native is None, reason="without kernels float32 is torch's own")
@@ -154,8 +159,7 @@ def test_outputs_at_the_sizes_where_float32_is_fused_and_where_not(kind, nodes, 
         light = lightened(made(kind), recipe)
         torch.manual_seed(5)
         outs.append(light(x, edge_index))
-    assert torch.equal(*outs) or nodes == 600
-    torch.testing.assert_close(*outs, rtol=1e-4, atol=1e-5)
+    assert_near(*outs)
 
 
 def test_gradients_from_codes_that_lose_nothing(name):
@@ -164,7 +168,7 @@ def test_gradients_from_codes_that_lose_nothing(name):
     for learnt in (False, True):
         args = arguments(name, learnt)
         (out, exact), (few, grads) = (run(lightened(model, r), args) for r in ("float32", LOSSLESS))
-        assert_near(few, out, learnt)
+        assert_near(few, out)
         near = 0.05 if any(word in name for word in SMOOTH) else 1e-5
         top = max(
             float(truth.norm()) for truth in exact
@@ -264,7 +268,7 @@ def test_evaluation_with_gradients(name):
     """Fixed statistics, no dropout: the same outputs, and gradients from codes that lose nothing."""
     model, args = made(name).eval(), arguments(name, learnt=True)
     (out, exact), (few, grads) = (run(lightened(model, r), args) for r in ("float32", LOSSLESS))
-    assert_near(few, out, True)
+    assert_near(few, out)
     near = 0.05 if any(word in name for word in SMOOTH) else 1e-5
     top = max(float(truth.norm()) for truth in exact)
     for grad, truth in zip(grads, exact, strict=True):
@@ -307,7 +311,7 @@ def test_checkpointing(name, reentrant):
     light = lightened(model, LOSSLESS)
     seeded(5)
     again = checkpoint(light, *args, use_reentrant=reentrant)
-    assert_near(again, out, True)
+    assert_near(again, out)
     dots([again]).backward()
     grads = [*(p.grad for p in light.parameters()), args[0].grad]
     near = 0.05 if any(word in name for word in SMOOTH) else 1e-5
@@ -389,5 +393,5 @@ def test_hooked_modules_are_called(part, kind):
     getattr(light.get_submodule(part), f"register_{kind}")(lambda *given: heard.append(part))
     got, grads = run(light, args)
     assert heard
-    assert_near(got, out, True)
+    assert_near(got, out)
     torch.testing.assert_close(grads, exact, rtol=1e-3, atol=1e-3)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer import kernels
 from gossamer.codecs import optimal_bins
 from gossamer.ops import OPS, chain_keep, linear, norm_act, pack, unpack_fixed
 from gossamer.ops.activation import ACTIVATIONS, derivative
@@ -104,20 +103,50 @@ def test_nan_passes_relu_and_marks_its_bit(isa):
     assert zero.isnan().sum() == 1
 
 
+def assert_products(outs, whole, weights, biases):
+    """Each is off by a unit of the sum of its terms' magnitudes per term, and linear too, in its own order."""
+    for out, weight, bias in zip(outs, weights, biases, strict=True):
+        most = whole.abs() @ weight.abs().t() + (0 if bias is None else bias.abs())
+        assert out.shape == most.shape
+        off = (out - linear(whole, weight, bias)).abs()
+        assert (off <= 2 * (whole.size(1) + 2) * UNIT * most).all(), (whole.shape, weight.shape, float(off.max()))
+
+
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
-def test_products_made_while_the_result_is_in_the_cache(over, isa, monkeypatch):
-    """The products of norm_act's result, a tile of rows at a time; what is kept does not change by them."""
-    if kernels.native:
-        monkeypatch.setattr("gossamer.kernels.cpu_chain.TILE_ELEMENTS", 2000)
+def test_products_made_while_the_result_is_in_the_cache(over, isa):
+    """The products of norm_act's result; what is kept does not change by them."""
     for args, how, chosen in cases(over):
         columns = args[0].size(1)
         weights, biases = [rand(5, columns, seed=s) for s in (1, 2)], [None, rand(5, seed=3)]
         outs, *kept = chain_keep(*args, *how, *chosen, weights, biases)
         (whole,), *alone = chain_keep(*args, *how, *chosen, [], [])
         assert same_bits(kept, alone)
-        for out, weight, bias in zip(outs, weights, biases, strict=True):
-            most = whole.abs() @ weight.abs().t() + (0 if bias is None else bias.abs())  # tiles may sum in other orders
-            assert ((out - linear(whole, weight, bias)).abs() <= 2 * (columns + 2) * UNIT * most).all()
+        assert_products(outs, whole, weights, biases)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.9], ids=["dense", "mostly zero"])
+def test_products_of_every_size(p, isa):
+    """Steps, blocks of rows, panels and slices of columns that are full, and that are not."""
+    for rows, columns in ((1, 1), (7, 3), (96, 16), (101, 130), (205, 400), (13, 9001)):
+        weights = [rand(outs, columns, seed=outs) for outs in (1, 16, 0, 40, 65, 200)]
+        biases = [None if len(w) == 16 else rand(len(w), seed=1) for w in weights]
+        given = (rand(rows, columns), *[None] * 4, *settings(Over.NOTHING, 0, p), *codec(2, 100))
+        (whole,), *_ = chain_keep(*given, [], [])
+        assert_products(chain_keep(*given, weights, biases)[0], whole, weights, biases)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.9], ids=["dense", "mostly zero"])
+@pytest.mark.parametrize("special", [torch.nan, torch.inf])
+def test_products_of_special_numbers(p, special, isa):
+    """In a row they reach its outputs; in a weight also those of rows that are zero there: 0 times infinity is NaN."""
+    x, weight = rand(120, 40), rand(20, 40, seed=1)
+    how = (*settings(Over.NOTHING, 1, p), *PLAIN)
+    for place in (x, weight):
+        before, place[3, 5] = float(place[3, 5]), special
+        (whole,), *_ = chain_keep(x, *[None] * 4, *how, [], [])
+        found, want = chain_keep(x, *[None] * 4, *how, [weight], [None])[0][0], linear(whole, weight)
+        assert torch.equal(found.isnan(), want.isnan()) and torch.equal(found.isinf(), want.isinf())
+        place[3, 5] = before
 
 
 def everything(over, act):
@@ -125,7 +154,9 @@ def everything(over, act):
     args = inputs(700, 34, over)
     chosen = codec(4, 100, levels=optimal(4, 100))
     outs, *kept = chain_keep(*args, *settings(over, act, 0.4), *chosen, [], [])
-    return *outs, *kept
+    weights, biases = [rand(20, 34), rand(70, 34, seed=1)], [rand(20), None]
+    dense, few = (chain_keep(*args, *settings(over, act, p), *chosen, weights, biases)[0] for p in (0.0, 0.8))
+    return *outs, *kept, *dense, *few
 
 
 @functools.cache
@@ -153,6 +184,9 @@ def test_strides_change_nothing(isa):
         levels = torch.stack([optimal(2, 256)] * 2, -1)[..., 0]
         want = chain_keep(*args, *how, *codec(levels=levels.contiguous()), [], [])
         assert same_sums(chain_keep(*strided, *how, *codec(levels=levels), [], []), want)
+        weight, bias = rand(17, 9, seed=1).t(), torch.stack([rand(9)] * 2, -1)[..., 0]
+        (got,), *_ = chain_keep(*args, *how, *codec(), [weight], [bias])
+        assert same_sums(got, chain_keep(*args, *how, *codec(), [weight.contiguous()], [bias.contiguous()])[0])
 
 
 @pytest.mark.parametrize("rows,columns", [(0, 5), (5, 0)])

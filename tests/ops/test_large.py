@@ -68,8 +68,8 @@ def gradients_of(over: Over):
     return x, x, rand(COLUMNS), rand(COLUMNS, seed=1), *statistics, over, *TAIL
 
 
-def kept(over: Over):
-    (out,), mean, var, *found = chain_keep(
+def kept(over: Over, *products: torch.Tensor):
+    outs, mean, var, *found = chain_keep(
         rand(ROWS, COLUMNS),
         rand(COLUMNS),
         rand(COLUMNS, seed=1),
@@ -83,10 +83,10 @@ def kept(over: Over):
         None,
         5,
         4,
-        [],
-        [],
+        list(products),
+        [None for _ in products],
     )
-    return out, mean, var, *found
+    return *outs, mean, var, *found
 
 
 def kept_gradients(over: Over):
@@ -113,6 +113,7 @@ CALLS = {
     "norm_act_backward, rows": lambda: OPS["norm_act_backward"](*gradients_of(Over.ROWS)),
     "spmm_int8": lambda: spmm_int8(graph(), codes()[:1000], rand(1000)),
     "chain_keep, rows": lambda: kept(Over.ROWS),
+    "chain_keep, products": lambda: kept(Over.COLUMNS, rand(COLUMNS, COLUMNS), rand(20, COLUMNS)),
     "chain_backward, columns": lambda: kept_gradients(Over.COLUMNS),
 }
 

@@ -1,4 +1,4 @@
-"""Native kernels of chains that keep few bits. Where products follow, only a tile of rows at a time is float."""
+"""Native kernels of chains that keep few bits. Where products or int8 rows follow, few rows at a time are float."""
 
 from __future__ import annotations
 
@@ -56,12 +56,16 @@ def _enough(done: bool) -> None:
 
 
 class _Keeping(NamedTuple):
-    """A chain on its way: statistics, what is kept, and `run(start, end, out)`, which fills both for some rows."""
+    """A chain on its way: statistics, what is kept, and `run(start, end, out)`, which fills both for some rows.
+
+    `multiply(outs, products, biases)` fills both for all rows, and the products of the result instead of it.
+    """
 
     mean: Tensor
     var: Tensor
     kept: tuple[Tensor, ...]
     run: Callable[[int, int, Tensor], None]
+    multiply: Callable[[list[Tensor], list[Tensor], list[Tensor | None]], None]
     group: int
 
 
@@ -91,14 +95,21 @@ def _keeping(
     columns_of = column_affine(x, weight, bias, *used, over, eps) if over != Over.ROWS else (None,) * 4
     by_row = (at(own_mean), at(own_var)) if over == Over.ROWS else (0, 0)
 
-    def run(start: int, end: int, out: Tensor) -> None:
+    def call(start: int, end: int, out: Tensor | None, *products: list[int]) -> None:
         settings = (act, slope, p, seed & MASK64, _native_chain(k), *noise(seed_of_noise))  # holds k while it is read
         given = (*(at(t) for t in columns_of), at(weight), at(bias), eps, *by_row)
         place = x.data_ptr() + start * columns * 4
         ends = (start, end - start, columns)
-        _enough(native.chain_keep(place, *given, *ends, *settings, at(out), group, num_threads()))
+        _enough(native.chain_keep(place, *given, *ends, *settings, at(out), *products, group, num_threads()))
 
-    return _Keeping(own_mean, own_var, (codes, zero, spread, marks), run, group)
+    def run(start: int, end: int, out: Tensor) -> None:
+        call(start, end, out, [], [], [], [])
+
+    def multiply(outs: list[Tensor], products: list[Tensor], biases: list[Tensor | None]) -> None:
+        operands = contiguous(*products), contiguous(*biases), outs
+        call(0, rows, None, *([at(t) for t in tensors] for tensors in operands), [out.size(1) for out in outs])
+
+    return _Keeping(own_mean, own_var, (codes, zero, spread, marks), run, multiply, group)
 
 
 def _run_tiles(rows: int, columns: int, multiple: int, run: Callable[[int, int, Tensor], None]) -> Iterator[Any]:
@@ -115,17 +126,12 @@ def _chain_keep(x: Tensor, *args: Any) -> Any:
     found = _keeping(x, *settings)
     if found is None:
         return OPS["chain_keep"].reference(x, *args)
-    rows, columns = x.shape
+    rows = x.size(0)
     outs = [memory.empty([rows, product.size(0)], F32) for product in products] or [memory.empty(x.shape, F32)]
-    if not products:
+    if products:
+        found.multiply(outs, products, biases)
+    else:
         found.run(0, rows, outs[0])
-        return outs, found.mean, found.var, *found.kept
-    for start, end, tile in _run_tiles(rows, columns, found.group, found.run):
-        for out, product, shift in zip(outs, products, biases, strict=True):
-            if shift is None:
-                torch.mm(tile, product.t(), out=out[start:end])
-            else:
-                torch.addmm(shift, tile, product.t(), out=out[start:end])
     return outs, found.mean, found.var, *found.kept
 
 
