@@ -1,9 +1,9 @@
 // Neighbour sums whose heads are averaged: out_i = 1/H sum over edges e = (i, j) and heads h of value[e, h] * x[j, h].
 // The rows of all heads are read, one row is written; backward gathers that one row per edge, and no row of x.
 
-constexpr int64_t kMeanColumns =
-    4 * kLanes;                     // of one head at a time: part of the order in which dot products are summed
-constexpr int64_t kMeanEdges = 32;  // of one source at a time: what they need stays in L1 for all heads
+// Columns of one head at a time, part of the order in which dot products are summed; edges of one source at a time:
+// what they need stays in L1 for all heads.
+constexpr int64_t kMeanColumns = 4 * kLanes, kMeanEdges = 32;
 
 // Columns first .. of each head, in V vectors of `part` elements. The last begins at `last`: it may repeat columns of
 // the one before it, in its first `repeated` lanes.
@@ -11,18 +11,13 @@ struct MeanTile {
   int64_t first, part;
   int last, repeated;
 };
-template <int V>
-struct VectorsTag {
-  static constexpr int value = V;
-};
 template <typename F>
 GOSSAMER_INLINE void each_mean_tile(int64_t width, const F& f) {
   for (int64_t c = 0; c < width; c += kMeanColumns) {
     const int columns = int(min_of(kMeanColumns, width - c)), vectors = int(ceil_div(columns, kLanes));
-    if (columns > kMeanColumns - kLanes) f(VectorsTag<4>(), MeanTile{c, kLanes, columns - kLanes, 64 - columns});
-    else if (vectors == 3) f(VectorsTag<3>(), MeanTile{c, kLanes, columns - kLanes, 48 - columns});
-    else if (vectors == 2) f(VectorsTag<2>(), MeanTile{c, kLanes, columns - kLanes, 32 - columns});
-    else f(VectorsTag<1>(), MeanTile{c, columns, 0, 0});
+    const MeanTile tile = columns < kLanes ? MeanTile{c, columns, 0, 0}
+                                           : MeanTile{c, kLanes, columns - kLanes, vectors * kLanes - columns};
+    by_vectors<kMeanColumns / kLanes>(vectors, [&](auto tag) { f(tag, tile); });
   }
 }
 

@@ -142,3 +142,16 @@ GOSSAMER_INLINE void by_heads(int64_t heads, const F& f) {
       return f(HeadsTag<0>());
   }
 }
+
+// f with a number of vectors, 1 .. Most, as a compile-time constant.
+template <int N>
+struct VectorsTag {
+  static constexpr int value = N;
+};
+template <int Most, typename F>
+GOSSAMER_INLINE void by_vectors(int64_t vectors, const F& f) {
+  if constexpr (Most > 1) {
+    if (vectors < Most) return by_vectors<Most - 1>(vectors, f);
+  }
+  f(VectorsTag<Most>());
+}

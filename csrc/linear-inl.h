@@ -33,19 +33,6 @@ GOSSAMER_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {  // a * b + c, roun
 #endif
 }
 
-// f with a number of vectors, 1 .. Most, as a compile-time constant.
-template <int N>
-struct VectorsTag {
-  static constexpr int value = N;
-};
-template <int Most, typename F>
-GOSSAMER_INLINE void by_vectors(int64_t vectors, const F& f) {
-  if constexpr (Most > 1) {
-    if (vectors < Most) return by_vectors<Most - 1>(vectors, f);
-  }
-  f(VectorsTag<Most>());
-}
-
 // The weights of all products of the same rows, one after the other, each as panels [panel][in][kPanel] that are zero
 // beyond the last output.
 struct Panels {
