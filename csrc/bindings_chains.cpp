@@ -108,14 +108,6 @@ void define_weight_grads(nb::module_& m) {
         return kernels().kept_weight_grad(k, {at<float>(weight), at<float>(bias), 0.0f}, result_kept, all.data(),
                                           int(all.size()), rows, in, threads);
       });
-  def(m, "spmm_weight_grad",
-      [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
-         float root, Address x, const Addresses& g, const Addresses& partial, const Addresses& dw,
-         const std::vector<int64_t>& outs, int64_t in, int threads) {
-        const std::vector<WeightGrad> all = wanted(g, partial, dw, outs);
-        return kernels().spmm_weight_grad(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads), root,
-                                          at<float>(x), all.data(), int(all.size()), in, threads);
-      });
 }
 
 }  // namespace gossamer

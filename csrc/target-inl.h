@@ -88,7 +88,6 @@ static const Kernels table = {
     chain_decode,
     weight_grad,
     kept_weight_grad,
-    spmm_weight_grad,
     quantize_rows,
     dequantize_rows,
     pack,

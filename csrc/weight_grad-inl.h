@@ -93,18 +93,3 @@ static bool kept_weight_grad(KeptChain k, RowAffine f, bool result_kept, const W
       },
       wanted, count, rows, in, threads);
 }
-
-// Of the sums of neighbours, made a chunk at a time (spmm).
-static bool spmm_weight_grad(Csr a, EdgeWeight w, float root, const float* x, const WeightGrad* wanted, int count,
-                             int64_t in, int threads) {
-  const int64_t width = in / w.heads;
-  const RowEnd end = {nullptr, root, nullptr, nullptr};
-  return weight_grads(
-      [&](int64_t first, int64_t n, float* scratch) -> const float* {
-        for (int64_t i = 0; i < n; ++i)
-          for (int64_t head = 0; head < w.heads; ++head)
-            spmm_row(a, w, end, first + i, head, x, scratch + i * in, in, head * width, (head + 1) * width, false);
-        return scratch;
-      },
-      wanted, count, a.num_dst, in, threads);
-}

@@ -9,8 +9,8 @@ and neighbour sums of data, whose sum is made again instead of being kept:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -67,36 +67,14 @@ def products(
     return _Products.apply(x.contiguous(), plan, rows, *params)
 
 
-class Sum(NamedTuple):
-    """A neighbour sum with fixed weights, as ops.spmm takes it."""
-
-    graph: Graph
-    value: Tensor | None = None
-    reduce: Literal["sum", "mean", "max"] = "sum"
-    scale: Tensor | None = None
-    root: float = 0.0
-
-    def of(self, x: Tensor) -> Tensor:
-        return ops.spmm(self.graph, x, self.value, self.reduce, root=self.root, scale=self.scale)
-
-    def weight_grad(self, dout: Tensor, x: Tensor) -> Tensor:
-        """dout^T (A x)."""
-        graph = self.graph
-        if self.reduce == "max":
-            return ops.weight_grad(dout, self.of(x))
-        value = graph.value if self.value is None else self.value
-        dst_scale = graph.inverse_degree if self.reduce == "mean" else self.scale
-        return ops.spmm_weight_grad(dout, graph.rowptr, graph.col, value, self.scale, dst_scale, x, self.root)
-
-
 class _OfNeighbours(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None, summed: Sum, dropped: Any
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None, summed: Any, dropped: Any
     ) -> Tensor:
         ctx.summed, ctx.dropout = summed, None if dropped is None else (dropped.p, dropped.seed)
         ctx.save_for_backward(x if dropped is None else dropped.x, weight)
-        return linear_op(summed.of(x), weight, bias, rows)
+        return linear_op(summed(x), weight, bias, rows)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
@@ -104,12 +82,22 @@ class _OfNeighbours(torch.autograd.Function):
         needs, dout = ctx.needs_input_grad, dout.contiguous()
         with torch.no_grad():
             x = x if ctx.dropout is None else ops.dropout(x, *ctx.dropout)
-            dweight = ctx.summed.weight_grad(dout, x) if needs[1] else None
+            dweight = ops.weight_grad(dout, ctx.summed(x)) if needs[1] else None
             dbias = ops.column_sums(dout) if needs[2] else None
         return refuse_twice(None, dweight, dbias, dout if needs[3] else None, None, None)
 
 
-def of_neighbours(summed: Sum, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
-    """(A x) W^T + b + rows for data x: no gradient of x or of A is asked for, and A x is made again in backward."""
+def remade(
+    summed: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None
+) -> Tensor:
+    """summed(x) W^T + b + rows for data x, with summed(x) made again in backward."""
     known = mark_of(x)
     return _OfNeighbours.apply(x, weight, bias, rows, summed, known if isinstance(known, Dropped) else None)
+
+
+def of_neighbours(
+    graph: Graph, value: Tensor | None, reduce: Any, x: Tensor, weight: Tensor, bias: Tensor | None,
+    rows: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(A x) W^T + b + rows for data x: no gradient of x or of A is asked for."""
+    return remade(lambda x: ops.spmm(graph, x, value, reduce), x, weight, bias, rows)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from .. import memory
 from ..ops._library import OPS, Op
-from ..ops._sum_checks import heads_of
 from ..ops.norm_act import Over, rstd_of
 from . import native, num_threads
-from ._arguments import F32, MASK64, as_float, at, contiguous, row_sums_scratch
+from ._arguments import F32, MASK64, at, contiguous, row_sums_scratch
 
 
 def _random_bits(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:
@@ -89,23 +88,6 @@ def _weight_grad(g: Tensor, x: Tensor) -> Tensor:
         return OPS["weight_grad"].reference(g, x)
     x, wanted = x.contiguous(), WeightGrads([g], x.size(0), x.size(1))
     if not native.weight_grad(at(x), *wanted.arguments, *x.shape, num_threads()):
-        raise MemoryError("no memory left for the scratch of a weight gradient")
-    return wanted.dws[0]
-
-
-def _spmm_weight_grad(
-    g: Tensor, rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None,
-    x: Tensor, root: float,
-) -> Tensor:  # fmt: skip
-    num_dst = rowptr.numel() - 1
-    if x.dtype != F32 or min(num_dst, x.size(1), g.size(1)) == 0:
-        return OPS["spmm_weight_grad"].reference(g, rowptr, col, value, src_scale, dst_scale, x, root)
-    rowptr, col, x = rowptr.contiguous(), col.contiguous(), x.contiguous()
-    value, src_scale, dst_scale = (as_float(t) for t in (value, src_scale, dst_scale))
-    wanted = WeightGrads([g], num_dst, x.size(1))
-    weights = (at(value), at(src_scale), at(dst_scale), heads_of(value))
-    given = (at(rowptr), at(col), num_dst, *weights, root, at(x), *wanted.arguments, x.size(1), num_threads())
-    if not native.spmm_weight_grad(*given):
         raise MemoryError("no memory left for the scratch of a weight gradient")
     return wanted.dws[0]
 
@@ -221,7 +203,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "column_sums": _column_sums,
     "linear": _linear,
     "weight_grad": _weight_grad,
-    "spmm_weight_grad": _spmm_weight_grad,
     "norm_act": _norm_act,
     "norm_act_backward": _norm_act_backward,
 }

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 from torch_geometric import nn as pyg
 
-from ..activations.linear import Sum, of_neighbours
+from .. import ops
+from ..activations.linear import remade
 from ..activations.neighbours import neighbour_sum
 from ..activations.plan import of as plan_of
 from ..compute.conv import Adjacency, convolve
@@ -40,7 +41,7 @@ class GCNConv(pyg.GCNConv):
             return convolve(x, adjacency, [self.lin.weight], [self.bias], first, entry_of(how, plan, x))[0]
         if linear and aggregate_first(x, x.size(1), self.out_channels, plan):
             if remakes(plan, x, value):
-                return of_neighbours(Sum(graph, value, scale=scale), x, self.lin.weight, self.bias)
+                return remade(lambda x: ops.spmm(graph, x, value, scale=scale), x, self.lin.weight, self.bias)
             return apply_linear(self.lin, neighbour_sum(graph, x, value, scale=scale, plan=plan), self.bias)
         return neighbour_sum(graph, apply_linear(self.lin, x), value, bias=self.bias, scale=scale, plan=plan)
 

@@ -8,13 +8,14 @@ come before the sum (order.py): nn(M X) with M = A + (1 + eps) I begins with (M 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor
 from torch_geometric import nn as pyg
 
 from .. import ops
-from ..activations.linear import Sum, of_neighbours
+from ..activations.linear import remade
 from ..activations.plan import of as plan_of
 from ..compute.conv import Adjacency, convolve
 from ..compute.plan import is_steady, worth
@@ -45,8 +46,8 @@ class GINConv(pyg.GINConv):
             return self.nn.after_first(convolve(x_src, self._adjacency(weighted), *given)[0])
         if first is None or aggregate_first(x_src, x_src.size(1), first.weight.size(0), plan):
             if first is not None and remakes(plan, x_src, weighted.value) and not self.eps.requires_grad:
-                summed = Sum(weighted.graph, weighted.value, REDUCE[self.aggr], root=1.0 + float(self.eps))
-                return self.nn.after_first(of_neighbours(summed, x_src, first.weight, first.bias))
+                summed = functools.partial(self._summed, weighted)
+                return self.nn.after_first(remade(lambda x: summed(x, x), x_src, first.weight, first.bias))
             return self.nn(self._summed(weighted, x_src, x_dst))
         h = linear(x_src, first.weight, None, plan=plan, how=how, steady=is_steady(self))
         return self.nn.after_first(self._summed(weighted, h, h, first.bias))

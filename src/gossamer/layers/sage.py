@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric import nn as pyg
 
-from ..activations.linear import Sum, of_neighbours, products
+from ..activations.linear import of_neighbours, products
 from ..activations.neighbours import neighbour_sum
 from ..activations.plan import Plan
 from ..activations.plan import of as plan_of
@@ -78,7 +78,7 @@ def _keeping_little(
     rooted = apply_linear(root, x_dst) if root is not None and x_dst is not None else None
     first = aggregate_first(x_src, x_src.size(1), own.weight.size(0), plan)
     if first and remakes(plan, x_src, value):
-        return of_neighbours(Sum(graph, value, reduce), x_src, own.weight, own.bias, rooted)
+        return of_neighbours(graph, value, reduce, x_src, own.weight, own.bias, rooted)
     if first or not plan.shared:  # as published: the sum is kept beside the rows
         return apply_linear(own, neighbour_sum(graph, x_src, value, reduce, plan=plan), rows=rooted)
     h = linear(x_src, own.weight, None, plan=plan, steady=is_steady(own))

@@ -31,7 +31,6 @@ from .sddmm_int8 import sddmm_int8
 from .spmm import spmm
 from .spmm_int8 import spmm_int8
 from .spmm_max import spmm_max
-from .spmm_weight_grad import spmm_weight_grad
 from .unpack import unpack
 from .weight_grad import weight_grad
 
@@ -79,7 +78,6 @@ __all__ = [
     "spmm_int8",
     "spmm_max",
     "spmm_rows",
-    "spmm_weight_grad",
     "transpose_csr",
     "unpack",
     "unpack_fixed",
