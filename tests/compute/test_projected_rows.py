@@ -544,6 +544,7 @@ def test_a_listener_gets_the_chains_result(fused):
     assert heard == [(NODES, HEADS * WIDTH)] and calls.names.count("int8_linear_heads") == 1
 
 
+@pytest.mark.skipif(kernels.native is None, reason="torch orders a sum by its threads")
 def test_the_same_bits_by_any_number_of_threads():
     """Three steps of a container, at a size where threads share the work."""
     graph = random_graph(3000, 3000, 20000)
