@@ -14,7 +14,8 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer import kernels, measure, ops
 from gossamer.compute import rows
-from gossamer.compute.attention import Setting, gat_sum, gatv2_sum
+from gossamer.compute.attention import Setting, gat_sum
+from gossamer.compute.gatv2 import gatv2_sum
 from gossamer.compute.plan import Int8
 from gossamer.layers import chain, rules
 from gossamer.ops.csr import row_of_edge

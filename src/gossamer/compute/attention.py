@@ -1,26 +1,20 @@
-"""GAT's and GATv2's attention and weighted sum, on int8 rows both ways.
+"""GAT's attention and weighted sum, on int8 rows both ways.
 
-    p = softmax over row i's edges of  leaky(a_src_j + a_dst_i + a_edge_e)        a = <h, att>                     (GAT)
-    p = softmax over row i's edges of  <att, leaky(h_j + g_i)>                                                   (GATv2)
+    a_src = <h, att_src>, a_dst = <h, att_dst>    p = softmax over row i's edges of leaky(a_src_j + a_dst_i + a_edge_e)
     w = dropout(p)        out_i = sum over the edges e = (j -> i) of  w_e h^_j + b,    per head;  h^ the int8 rows of h
 
 Everything but the sum is float32: logits come from h itself, as an error e of one multiplies a weight by exp(e). With
-Q(.) rounding rows stochastically, once for both its readers, and scales as in ops/spmm_int8.py and ops/sddmm_int8.py,
+Q(.) rounding rows stochastically, once for both its readers, and scales as in ops/spmm_int8.py and ops/gat_int8.py,
 
     G = Q(dout)           dw_e = <G_i, h^_j>          dh_j = sum over the edges out of j of  w_e G_i  + the logits' part
-                                                                                        (ops/gat_int8.py)
 
 the sum's scales are those of G alone, dw's are those of G and of h^. All gradients are linear in G, hence right on
-average. The codes are those of forward, and h passes rounding as if it were not there.
+average. The codes are those of forward, and h passes rounding as if it were not there. datt = sum of da h^, where da h
+would be exact: off by 0.5 % of its norm at initialisation, by 1 % when trained (digits, 8 heads of 8).
 
-Kept are the rows, N (D + 4) bytes, in place of h, and p: one number per edge and head, whose softmax costs more time
-than the sum.
-
-    GAT     And the terms a. datt = sum of da h^, where da h would be exact: off by 0.5 % of its norm at initialisation,
-            by 1 % when trained (digits, 8 heads of 8). If the rows come from a projection that is read here alone
-            (conv.py), h never exists in float32, nor does dh: it goes back as rows, in the projection's box.
-    GATv2   The slopes of leaky are those at h^_j + g^_i. Where |h_j + g_i| is less than a step this may be the other
-            slope; activations/gatv2.py says what that does to dg.
+Kept are the rows, N (D + 4) bytes, in place of h; the terms a; and p, one number per edge and head. If the rows come
+from a projection that is read here alone (conv.py), h never exists in float32, nor does dh: it goes back as rows, in
+the projection's box.
 
 Where the recipe's `activations` has a codec, the layers take the few-bit sums of activations/ instead: their codes are
 smaller than these rows, and int8 is for the projections alone.
@@ -38,14 +32,12 @@ from .. import ops
 from ..activations.attention import SPAN, Edges
 from ..activations.noise import refuse_twice
 from ..graph import Graph
-from ..ops.edge_softmax import edge_softmax_backward_op
-from ..ops.gatv2 import gatv2_backward_op
 from .box import Box, leave_box
 from .conv import Projected
 from .plan import Int8
 from .rows import Rows, Seeds, quantised
 
-_sum = ops.OPS["spmm_int8"]
+sum_int8 = ops.OPS["spmm_int8"]
 Grads = tuple[Tensor | None, ...]
 
 
@@ -77,7 +69,7 @@ def gat_sum(
     """
     rows = quantised(h_src, setting.how) if projected is None else projected.rows
     if not torch.is_grad_enabled():
-        return _summed(graph, ops.gat_attention(graph, *terms, setting.slope), rows, bias, setting)
+        return weighted_sum(graph, ops.gat_attention(graph, *terms, setting.slope), rows, bias, setting)
     a_src, a_dst = terms[0].contiguous(), None if terms[1] is None else terms[1].contiguous()  # maybe parts of one
     other, att_dst = None if h_dst is h_src else h_dst, None if h_dst is None else atts[1]
     boxes = (Box(), None if projected is None else projected.box)
@@ -87,43 +79,18 @@ def gat_sum(
     return out
 
 
-def gatv2_sum(graph: Graph, h_src: Tensor, h_dst: Tensor, att: Tensor, bias: Tensor | None, setting: Setting) -> Tensor:
-    """The sums [num_dst, heads * width] from rows h_src and h_dst of that width and att [heads, width]."""
-    if not torch.is_grad_enabled():
-        p = _gatv2_weights(graph, h_src, h_dst, att, setting.slope)
-        return _summed(graph, p, quantised(h_src, setting.how), bias, setting)
-    box = Box()
-    out = _Int8Gatv2.apply(h_src, None if h_dst is h_src else h_dst, att, bias, graph, setting, box)
-    leave_box(out, box)
-    return out
+def weighted_sum(graph: Graph, p: Tensor, h: Rows, bias: Tensor | None, setting: Setting) -> Tensor:
+    return sum_int8(graph.rowptr, graph.col, setting.dropped(p), h.scale, None, h.codes, None, bias)
 
 
-def _gatv2_weights(graph: Graph, h_src: Tensor, h_dst: Tensor, att: Tensor, slope: float) -> Tensor:
-    return ops.edge_softmax(graph, ops.gatv2_logits(graph, h_src, h_dst, att, slope))
-
-
-def _summed(graph: Graph, p: Tensor, h: Rows, bias: Tensor | None, setting: Setting) -> Tensor:
-    return _sum(graph.rowptr, graph.col, setting.dropped(p), h.scale, None, h.codes, None, bias)
-
-
-def _dp(edges: Edges, g: Rows, h: Rows, heads: int, setting: Setting) -> Tensor:
-    return setting.dropped(ops.sddmm_int8(edges.rowptr, edges.col, *g, *h, heads))
-
-
-def _dh(edges: Edges, p: Tensor, g: Rows, setting: Setting, rows: Tensor | None = None) -> Tensor:
-    """The sum of w_e G_i over the edges out of each node, plus `rows`."""
-    w = ops.gather_rows(setting.dropped(p), edges.t_perm)
-    return _sum(edges.t_rowptr, edges.t_col, w, g.scale, None, g.codes, None, None, 0.0, rows)
-
-
-class _Dout(NamedTuple):
+class Dout(NamedTuple):
     """The gradient of a sum: rounded, and its column sums if they are wanted."""
 
     rows: Rows
     sums: Tensor | None
 
     @classmethod
-    def of(cls, dout: Tensor, box: Box, noise: int | None, summed: bool) -> _Dout:
+    def of(cls, dout: Tensor, box: Box, noise: int | None, summed: bool) -> Dout:
         found = box.take(dout)
         if found is not None:
             (rows,), sums = found
@@ -137,7 +104,7 @@ def _datt(da: Tensor, h: Rows) -> Tensor:
     nodes = len(h.codes)
     ends = torch.arange(0, nodes + SPAN, SPAN, device=da.device).clamp(max=nodes)
     every = torch.arange(nodes, dtype=torch.int32, device=da.device)
-    return _sum(ends, every, da, h.scale, None, h.codes).sum(0).view(1, da.size(1), -1)
+    return sum_int8(ends, every, da, h.scale, None, h.codes).sum(0).view(1, da.size(1), -1)
 
 
 class _Int8Gat(torch.autograd.Function):
@@ -150,11 +117,11 @@ class _Int8Gat(torch.autograd.Function):
         terms = (a_src, a_dst, a_edge)
         p = ops.gat_attention(graph, *terms, setting.slope)
         ctx.setting, ctx.apart, ctx.boxes = setting, h_dst is not None, boxes
-        ctx.noise = _ask(ctx, boxes[0], rows, setting, 5)
+        ctx.noise = ask_for(ctx, boxes[0], rows, setting, 5)
         if ctx.noise is not None:
             other = quantised(h_dst, setting.how) if h_dst is not None and ctx.needs_input_grad[3] else ()
             ctx.save_for_backward(*Edges.of(graph), p, *terms, att_src, att_dst, *rows, *other)
-        return _summed(graph, p, rows, bias, setting)
+        return weighted_sum(graph, p, rows, bias, setting)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Grads:
@@ -162,12 +129,12 @@ class _Int8Gat(torch.autograd.Function):
         with torch.no_grad():
             if ctx.noise is None:
                 return *refuse_twice(*[None] * 5, ops.column_sums(dout.contiguous())), *[None] * 6
-            g = _Dout.of(dout, ctx.boxes[0], ctx.noise[0], needs[5])
+            g = Dout.of(dout, ctx.boxes[0], ctx.noise[0], needs[5])
             grads = _gat_gradients(ctx, ctx.saved_tensors, g.rows)
         return *refuse_twice(*grads, g.sums if needs[5] else None), *[None] * 6
 
 
-def _ask(ctx: Any, box: Box, rows: Rows, setting: Setting, learnt: int) -> tuple[int | None] | None:
+def ask_for(ctx: Any, box: Box, rows: Rows, setting: Setting, learnt: int) -> tuple[int | None] | None:
     """The seed of the gradient's rounding; None if of the first inputs none needs a gradient, but the bias does."""
     if not any(ctx.needs_input_grad[:learnt]):
         return None
@@ -201,41 +168,3 @@ def _to_sources(
         return dh, da_src
     *rows, da_src = ops.gat_sources_int8(*given, True, box.factors[0], box.seeds[0])
     return box.put([Rows(*rows)], da_src.new_empty(0)), da_src
-
-
-class _Int8Gatv2(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, h_src: Tensor, h_dst: Tensor | None, att: Tensor, bias: Tensor | None, graph: Graph,
-        setting: Setting, box: Box,
-    ) -> Tensor:  # fmt: skip
-        p = _gatv2_weights(graph, h_src, h_src if h_dst is None else h_dst, att, setting.slope)
-        rows = quantised(h_src, setting.how)
-        ctx.setting, ctx.box, ctx.noise = setting, box, _ask(ctx, box, rows, setting, 3)
-        if ctx.noise is not None:
-            other = () if h_dst is None else quantised(h_dst, setting.how)
-            ctx.save_for_backward(*Edges.of(graph), p, att, *rows, *other)
-        return _summed(graph, p, rows, bias, setting)
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> Grads:
-        needs = ctx.needs_input_grad
-        with torch.no_grad():
-            if ctx.noise is None:
-                return *refuse_twice(*[None] * 3, ops.column_sums(dout.contiguous())), *[None] * 3
-            g = _Dout.of(dout, ctx.box, ctx.noise[0], needs[3])
-            grads = _gatv2_gradients(ctx, ctx.saved_tensors, g.rows)
-        return *refuse_twice(*grads, g.sums if needs[3] else None), *[None] * 3
-
-
-def _gatv2_gradients(ctx: Any, saved: Sequence[Any], g: Rows) -> Grads:
-    setting, edges, p, att, rows = ctx.setting, Edges(*saved[:5]), saved[5], saved[6].contiguous(), saved[7:]
-    decoded = [ops.dequantize_rows(*rows[k : k + 2]) for k in range(0, len(rows), 2)]
-    given = (edges.rowptr, edges.col, decoded[0], decoded[-1], att, setting.slope)
-    dlogits = edge_softmax_backward_op(edges.rowptr, p, _dp(edges, g, Rows(*rows[:2]), p.size(1), setting))
-    dh_src, dh_dst, datt = gatv2_backward_op(*given, edges.t_rowptr, edges.t_col, edges.t_perm, dlogits)
-    if len(decoded) == 1:
-        dh_src, dh_dst = dh_src.add_(dh_dst), None
-    needs = ctx.needs_input_grad
-    dh_src = _dh(edges, p, g, setting, dh_src) if needs[0] else None
-    return dh_src, dh_dst if needs[1] else None, datt if needs[2] else None

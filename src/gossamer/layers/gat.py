@@ -7,7 +7,7 @@ Attention Networks?, ICLR 2022 (GATv2).
 
 Rows are never laid out per edge: edge-sized tensors have one column per head. A loop is added to every node, as in PyG.
 Where the recipe keeps activations in few bits, one op does it all: activations/attention.py, activations/gatv2.py. If
-it computes in int8, one of compute/attention.py; with both, the former, and int8 is for the projections.
+it computes in int8, one of compute/attention.py or gatv2.py; with both, the former, and int8 is for the projections.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..activations.gatv2 import gatv2_sum
 from ..activations.linear import products
 from ..compute.attention import Setting as Int8Setting
 from ..compute.attention import gat_sum as int8_gat_sum
-from ..compute.attention import gatv2_sum as int8_gatv2_sum
 from ..compute.conv import Projected
 from ..compute.conv import products as int8_products
+from ..compute.gatv2 import gatv2_sum as int8_gatv2_sum
 from ..compute.plan import is_steady, worth
 from ..compute.plan import of as int8_of
 from ..graph import Graph
