@@ -22,7 +22,7 @@ smaller than these rows, and int8 is for the projections alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -83,20 +83,32 @@ def weighted_sum(graph: Graph, p: Tensor, h: Rows, bias: Tensor | None, setting:
     return sum_int8(graph.rowptr, graph.col, setting.dropped(p), h.scale, None, h.codes, None, bias)
 
 
-class Dout(NamedTuple):
-    """The gradient of a sum: rounded, and its column sums if they are wanted."""
+def ask_for(ctx: Any, box: Box, rows: Rows, setting: Setting, learnt: int) -> bool:
+    """Prepare for `backward`: the first `learnt` inputs of an op get gradients from rows of dout, the next is its bias.
 
-    rows: Rows
-    sums: Tensor | None
+    False if at most the bias needs one.
+    """
+    ctx.box, ctx.learnt, ctx.weighs = box, learnt, any(ctx.needs_input_grad[:learnt])
+    if ctx.weighs:
+        seeds = Seeds(setting.how, rows.scale)
+        box.ask_for([None], seeds, None)
+        ctx.noise = seeds.of_gradient()
+    return bool(ctx.weighs)
 
-    @classmethod
-    def of(cls, dout: Tensor, box: Box, noise: int | None, summed: bool) -> Dout:
-        found = box.take(dout)
+
+def backward(ctx: Any, dout: Tensor, gradients: Callable[[Any, Sequence[Any], Rows], Grads]) -> Grads:
+    """For all inputs of an op; gradients(ctx, saved, rows of dout) gives those that `ask_for` spoke of."""
+    rest, of_bias = len(ctx.needs_input_grad) - ctx.learnt - 1, ctx.needs_input_grad[ctx.learnt]
+    with torch.no_grad():
+        found = ctx.box.take(dout)
         if found is not None:
             (rows,), sums = found
-            return cls(rows, sums)
-        dout = dout.contiguous()
-        return cls(Rows(*ops.quantize_times(dout, None, noise)), ops.column_sums(dout) if summed else None)
+        else:
+            dout = dout.contiguous()
+            rows = Rows(*ops.quantize_times(dout, None, ctx.noise)) if ctx.weighs else None
+            sums = ops.column_sums(dout) if of_bias else None
+        grads = gradients(ctx, ctx.saved_tensors, rows) if ctx.weighs else [None] * ctx.learnt
+    return *refuse_twice(*grads, sums if of_bias else None), *[None] * rest
 
 
 def _datt(da: Tensor, h: Rows) -> Tensor:
@@ -116,41 +128,25 @@ class _Int8Gat(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         terms = (a_src, a_dst, a_edge)
         p = ops.gat_attention(graph, *terms, setting.slope)
-        ctx.setting, ctx.apart, ctx.boxes = setting, h_dst is not None, boxes
-        ctx.noise = ask_for(ctx, boxes[0], rows, setting, 5)
-        if ctx.noise is not None:
+        ctx.setting, ctx.apart, ctx.projection = setting, h_dst is not None, boxes[1]
+        if ask_for(ctx, boxes[0], rows, setting, 5):
             other = quantised(h_dst, setting.how) if h_dst is not None and ctx.needs_input_grad[3] else ()
             ctx.save_for_backward(*Edges.of(graph), p, *terms, att_src, att_dst, *rows, *other)
         return weighted_sum(graph, p, rows, bias, setting)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Grads:
-        needs = ctx.needs_input_grad
-        with torch.no_grad():
-            if ctx.noise is None:
-                return *refuse_twice(*[None] * 5, ops.column_sums(dout.contiguous())), *[None] * 6
-            g = Dout.of(dout, ctx.boxes[0], ctx.noise[0], needs[5])
-            grads = _gat_gradients(ctx, ctx.saved_tensors, g.rows)
-        return *refuse_twice(*grads, g.sums if needs[5] else None), *[None] * 6
+        return backward(ctx, dout, _gradients)
 
 
-def ask_for(ctx: Any, box: Box, rows: Rows, setting: Setting, learnt: int) -> tuple[int | None] | None:
-    """The seed of the gradient's rounding; None if of the first inputs none needs a gradient, but the bias does."""
-    if not any(ctx.needs_input_grad[:learnt]):
-        return None
-    seeds = Seeds(setting.how, rows.scale)
-    box.ask_for([None], seeds, None)
-    return (seeds.of_gradient(),)
-
-
-def _gat_gradients(ctx: Any, saved: Sequence[Any], g: Rows) -> Grads:
+def _gradients(ctx: Any, saved: Sequence[Any], g: Rows) -> Grads:
     needs, setting, edges, p, terms = ctx.needs_input_grad, ctx.setting, Edges(*saved[:5]), saved[5], saved[6:9]
     (att_src, att_dst), h, other = saved[9:11], Rows(*saved[11:13]), saved[13:]
     given = (edges.rowptr, edges.col, *terms, setting.slope, p, *setting.dropout)
     pairs, da_dst = ops.gat_backward_int8(*given, *g, *h)
     to_dst = att_dst is not None and not ctx.apart
     atts = (att_src.flatten(), att_dst.flatten() if to_dst else None, da_dst if to_dst else None)
-    dh_src, da_src = _to_sources(edges, pairs, g, atts, ctx.boxes[1])
+    dh_src, da_src = _to_sources(edges, pairs, g, atts, ctx.projection)
     dh_dst = (da_dst.unsqueeze(2) * att_dst).flatten(1) if needs[1] else None
     datt_src = _datt(da_src, h) if needs[2] else None
     datt_dst = _datt(da_dst, Rows(*other) if ctx.apart else h) if needs[3] else None

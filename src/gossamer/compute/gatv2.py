@@ -16,11 +16,10 @@ from torch import Tensor
 
 from .. import ops
 from ..activations.attention import Edges
-from ..activations.noise import refuse_twice
 from ..graph import Graph
 from ..ops.edge_softmax import edge_softmax_backward_op
 from ..ops.gatv2 import gatv2_backward_op
-from .attention import Dout, Grads, Setting, ask_for, sum_int8, weighted_sum
+from .attention import Grads, Setting, ask_for, backward, sum_int8, weighted_sum
 from .box import Box, leave_box
 from .rows import Rows, quantised
 
@@ -58,21 +57,15 @@ class _Int8Gatv2(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         p = _weights(graph, h_src, h_src if h_dst is None else h_dst, att, setting.slope)
         rows = quantised(h_src, setting.how)
-        ctx.setting, ctx.box, ctx.noise = setting, box, ask_for(ctx, box, rows, setting, 3)
-        if ctx.noise is not None:
+        ctx.setting = setting
+        if ask_for(ctx, box, rows, setting, 3):
             other = () if h_dst is None else quantised(h_dst, setting.how)
             ctx.save_for_backward(*Edges.of(graph), p, att, *rows, *other)
         return weighted_sum(graph, p, rows, bias, setting)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Grads:
-        needs = ctx.needs_input_grad
-        with torch.no_grad():
-            if ctx.noise is None:
-                return *refuse_twice(*[None] * 3, ops.column_sums(dout.contiguous())), *[None] * 3
-            g = Dout.of(dout, ctx.box, ctx.noise[0], needs[3])
-            grads = _gradients(ctx, ctx.saved_tensors, g.rows)
-        return *refuse_twice(*grads, g.sums if needs[3] else None), *[None] * 3
+        return backward(ctx, dout, _gradients)
 
 
 def _gradients(ctx: Any, saved: Sequence[Any], g: Rows) -> Grads:

@@ -89,6 +89,7 @@ class GATConv(pyg.GATConv):
     def _summed_of(
         self, edge_index: Any, rows: tuple[Tensor, Tensor], edge_attr: Tensor | None, made: Projected | None = None
     ) -> Tensor:
+        """The sum of rows that are there already."""
         drop = dropout_of(self)
         graph, attr = attention_graph(self, edge_index, sizes_of(*rows, edge_index), edge_attr)
         return self._summed(graph, rows, attr, drop, made=made)[0]
