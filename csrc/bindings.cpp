@@ -242,16 +242,17 @@ void define_norm(nb::module_& m) {
 
 // Tensors over buffers of the pool, which gets each back when its last owner is gone.
 void define_pool(nb::module_& m) {
-  m.def("pool_tensor", [](const std::vector<size_t>& shape, int code, int bits, bool lasting) {
+  m.def("pool_tensor", [](const std::vector<size_t>& shape, int code, int bits) {
     int64_t bytes = bits / 8;
     for (size_t extent : shape) bytes *= int64_t(extent);
-    void* buffer = pool_take(bytes, lasting);
+    void* buffer = pool_take(bytes);
     if (!buffer) throw std::bad_alloc();
     nb::capsule owner(buffer, [](void* p) noexcept { pool_give(p); });
     const nb::dlpack::dtype type = {uint8_t(code), uint8_t(bits), 1};
     return nb::ndarray<>(buffer, shape.size(), shape.data(), owner, nullptr, type);
   });
   m.def("pool_limit", &pool_limit);
+  m.def("pool_leave_room", &pool_leave_room);
   def(m, "use_huge_pages", [](Address address, int64_t bytes) { return use_huge_pages(at<void>(address), bytes); });
   m.def("pool_stats", [] {
     const PoolStats s = pool_stats();

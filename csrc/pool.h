@@ -8,10 +8,10 @@ struct PoolStats {
   int64_t limit_bytes, free_bytes, used_bytes, hits, misses;
 };
 
-// Null when the system has no more memory. `lasting`: it will be held for long, so a much larger buffer will not do.
-void* pool_take(int64_t bytes, bool lasting);
+void* pool_take(int64_t bytes);  // null when the system has no more memory
 void pool_give(void* buffer);
 void pool_limit(int64_t bytes);  // how many free bytes are kept; 0 keeps none and frees what is there
+void pool_leave_room(int64_t bytes);  // give back free bytes until others may take so many below the pool's peak
 PoolStats pool_stats();
 
 // Ask for huge pages under memory that somebody else owns. False when the system has none to give.

@@ -1,8 +1,9 @@
 """Buffers for large results, reused instead of returned to the system.
 
 A fresh 173 MB tensor costs 42,000 page faults, more than the arithmetic that fills it. Native kernels therefore write
-large results into buffers of a pool: when the last tensor over a buffer is gone, the pool keeps it for the next result
-of about that size, up to `limit` free bytes, and asks for huge pages. Only `resize_` is refused by such tensors.
+large results into buffers of a pool: when the last tensor over a buffer is gone, the pool keeps its pages for the next
+results, of whatever size (it moves pages from one address to another), up to `limit` free bytes. Pages are huge where
+the system has such. Only `resize_` is refused by such tensors.
 
     gs.memory.stats()            what the pool holds
     gs.memory.set_limit(0)       off: every result is a plain torch.empty
@@ -55,7 +56,6 @@ def default_limit() -> int:
 POOLED_DTYPES = frozenset(_DLPACK_CODE)
 
 _limit = 0
-_lasting = 0
 _switched_off = 0  # how many `without_pool` blocks are open
 
 
@@ -76,6 +76,12 @@ def trim() -> None:
         native.pool_limit(_limit)
 
 
+def leave_room(num_bytes: int) -> None:
+    """Give free buffers back until torch can take so many bytes without more in all than the pool once had in use."""
+    if native:
+        native.pool_leave_room(min(num_bytes, 2**62))
+
+
 @contextlib.contextmanager
 def without_pool() -> Iterator[None]:
     """Results in plain `torch.empty` for the length of a `with` block; the pool keeps what it has."""
@@ -85,17 +91,6 @@ def without_pool() -> Iterator[None]:
         yield
     finally:
         _switched_off -= 1
-
-
-@contextlib.contextmanager
-def lasting() -> Iterator[None]:
-    """For what is held from forward to backward: it does not take a buffer that is much too large for it."""
-    global _lasting
-    _lasting += 1
-    try:
-        yield
-    finally:
-        _lasting -= 1
 
 
 def use_huge_pages(tensor: torch.Tensor) -> bool:
@@ -140,7 +135,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     if not SMALLEST_POOLED_BYTES <= num_bytes < LARGEST_POOLED_BYTES or not _limit or _switched_off:
         return torch.empty(shape, dtype=dtype)
     assert native is not None  # a limit is only set with the native module
-    out = torch.from_dlpack(native.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8, bool(_lasting)))
+    out = torch.from_dlpack(native.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8))
     if torch.are_deterministic_algorithms_enabled() and getattr(deterministic, "fill_uninitialized_memory", False):
         out.fill_(float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max)  # as torch.empty does then
     return out

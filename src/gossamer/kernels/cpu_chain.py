@@ -83,9 +83,8 @@ def _keeping(
     x, (weight, bias, levels) = x.contiguous(), contiguous(weight, bias, levels)
     code_bytes, blocks, mark_bytes = sizes(x.numel(), act, bits, block, slope_bits)
     meta = torch.bfloat16 if bf16_meta else F32
-    with memory.lasting():
-        codes, marks = memory.empty([code_bytes], torch.uint8), memory.empty([mark_bytes], torch.uint8)
-        zero, spread = (memory.empty([blocks], meta) for _ in range(2))
+    codes, marks = memory.empty([code_bytes], torch.uint8), memory.empty([mark_bytes], torch.uint8)
+    zero, spread = (memory.empty([blocks], meta) for _ in range(2))
     k = kept_of((codes, zero, spread, marks), x.shape, (bits, block, levels), act, slope, p, seed, slope_bits)
     if over == Over.ROWS:
         own_mean, own_var = x.new_empty(rows), x.new_empty(rows)
@@ -199,27 +198,31 @@ def _kept_codes(*args: Any) -> tuple[Tensor, Tensor]:
     return to.codes, to.scale
 
 
-def _chain_backward(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+def _chain_backward(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     k, (weight, var, over, eps) = _contiguous_kept(args), args[15:]
     dout, (weight, var) = dout.contiguous(), contiguous(weight, var)
     dweight, dbias = dout.new_zeros(k.columns), dout.new_zeros(k.columns)
     kept, ends = _native_chain(k), (k.rows, k.columns, num_threads())
-    scratch = row_sums_scratch(k.rows, k.columns)
+    scratch, sums = row_sums_scratch(k.rows, k.columns, pairs=2), dout.new_empty(0)
     if over == Over.ROWS and var is not None:
         rstd = rstd_of(var, over, eps).contiguous()
         given = (at(dout), kept, at(weight), at(rstd), at(scratch))
         _enough(native.chain_row_backward(*given, at(dx), at(dweight), at(dbias), *ends))
-        return dweight, dbias
+        return dweight, dbias, sums
     scale = by_hat = constant = None
     if over != Over.NOTHING and var is not None:
-        _enough(native.chain_sums(at(dout), kept, at(scratch), at(dbias), at(dweight), *ends))
+        hats = dout.new_zeros(k.columns)
+        _enough(native.chain_sums(at(dout), kept, at(scratch), at(dbias), at(dweight), at(hats), *ends))
         rstd = rstd_of(var, over, eps).expand(k.columns).contiguous()
         scale = rstd if weight is None else rstd * weight
         by_x, constant = correction(k.rows, weight, var, scale, rstd, over, eps, dweight, dbias)
         by_hat = None if by_x is None else by_x / rstd
+        sums = scale * dbias
+        if by_hat is not None and constant is not None:
+            sums = by_hat * hats if over == Over.COLUMNS else sums + by_hat * hats + k.rows * constant
     extra = (at(scale), at(by_hat), at(constant))
     _enough(native.chain_backward(at(dout), kept, *extra, at(dx), *ends))
-    return dweight, dbias
+    return dweight, dbias, sums
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

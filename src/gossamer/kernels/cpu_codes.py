@@ -35,9 +35,8 @@ def _pack(
     x, numel, levels = x.contiguous(), x.numel(), contiguous(levels)[0]
     block = min(block, max(numel, 1))  # one block is one block, however long
     meta = torch.bfloat16 if bf16_meta else F32
-    with memory.lasting():
-        codes = memory.empty([num_bytes(numel, block, bits)], torch.uint8)
-        zero, spread = (memory.empty([num_blocks(numel, block)], meta) for _ in range(2))
+    codes = memory.empty([num_bytes(numel, block, bits)], torch.uint8)
+    zero, spread = (memory.empty([num_blocks(numel, block)], meta) for _ in range(2))
     native.pack(
         at(x),
         numel,
