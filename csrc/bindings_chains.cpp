@@ -68,10 +68,10 @@ void define_chains(nb::module_& m) {
                                     int(all.size()), group, threads);
       });
   def(m, "chain_sums",
-      [](Address dout, const KeptChain& k, Address partial, Address sum_g, Address sum_gx, int64_t rows, int64_t cols,
-         int threads) {
-        return kernels().chain_sums(at<float>(dout), k, at<float>(partial), at<float>(sum_g), at<float>(sum_gx), rows,
-                                    cols, threads);
+      [](Address dout, const KeptChain& k, Address partial, Address sum_g, Address sum_gx, Address sum_hat,
+         int64_t rows, int64_t cols, int threads) {
+        return kernels().chain_sums(at<float>(dout), k, at<float>(partial), at<float>(sum_g), at<float>(sum_gx),
+                                    at<float>(sum_hat), rows, cols, threads);
       });
   def(m, "chain_backward",
       [](Address dout, const KeptChain& k, Address scale, Address by_hat, Address constant, Address dx, int64_t rows,

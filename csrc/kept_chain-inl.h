@@ -69,29 +69,34 @@ static bool with_scratch(int64_t n, int64_t grain, int64_t cols, int threads, co
   return enough;
 }
 
-// Sums over rows of g and of g * x_hat, g the gradient of z.
-static bool chain_sums(const float* dout, KeptChain k, float* partial, float* sum_g, float* sum_gx, int64_t rows,
-                       int64_t cols, int threads) {
+// Sums over rows of g, of g * x_hat and of x_hat, g the gradient of z. `partial` has room for two pairs of sums.
+static bool chain_sums(const float* dout, KeptChain k, float* partial, float* sum_g, float* sum_gx, float* sum_hat,
+                       int64_t rows, int64_t cols, int threads) {
   Reading how;
   fill_reading(&how, k);
   const int64_t chunks = ceil_div(rows, kChunkRows), stride = padded(cols);
+  float* of_hat = partial + 2 * chunks * stride;
   const bool enough = with_scratch(chunks, 1, cols, threads, [&](int64_t first, int64_t last, const ChainScratch& s) {
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      float* sums = partial + chunk * 2 * stride;
+      float *sums = partial + chunk * 2 * stride, *hats = of_hat + chunk * 2 * stride;
       std::memset(sums, 0, size_t(2 * stride) * sizeof(float));
+      std::memset(hats, 0, size_t(2 * stride) * sizeof(float));
       const int64_t begin = chunk * kChunkRows, end = min_of(rows, begin + kChunkRows);
       for (int64_t r = begin; r < end; r += kBlockRows) {
         const int64_t count = min_of(kBlockRows, end - r);
         read_chain(k, how, r * cols, count * cols, s.hat, s.slopes);
         for (int64_t c = 0; c < cols; c += kLanes) {
-          f32x16 a = splat(0.0f), b = a;
+          f32x16 a = splat(0.0f), b = a, h = a;
           for (int64_t row = 0; row < count; ++row) {
             const int64_t here = row * cols + c, part = cols - c;
             const f32x16 g = times_factor(load_part(dout + r * cols + here, part),
                                           factor16(k, how, r * cols + here, s.slopes + here, part));
+            const f32x16 hat = load_part(s.hat + here, part);
             a += g;
-            b += g * load_part(s.hat + here, part);
+            b += g * hat;
+            h += hat;
           }
+          store(hats + c, load<f32x16>(hats + c) + h);
           store(sums + c, load<f32x16>(sums + c) + a);
           store(sums + stride + c, load<f32x16>(sums + stride + c) + b);
         }
@@ -99,6 +104,7 @@ static bool chain_sums(const float* dout, KeptChain k, float* partial, float* su
     }
   });
   if (enough) merge_sums(partial, rows, cols, sum_g, sum_gx);
+  if (enough) merge_sums(of_hat, rows, cols, sum_hat, nullptr);
   return enough;
 }
 

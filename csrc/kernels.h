@@ -209,8 +209,8 @@ struct Kernels {
   // ops/kept_chain.py; false: no memory left for scratch
   bool (*chain_keep)(ChainRows, Pointwise, KeptChain, Noise, float* out, const Product*, int count, int64_t group,
                      int threads);
-  bool (*chain_sums)(const float* dout, KeptChain, float* partial, float* sum_g, float* sum_gx, int64_t rows,
-                     int64_t cols, int threads);
+  bool (*chain_sums)(const float* dout, KeptChain, float* partial, float* sum_g, float* sum_gx, float* sum_hat,
+                     int64_t rows, int64_t cols, int threads);
   bool (*chain_backward)(const float* dout, KeptChain, const float* scale, const float* by_hat, const float* constant,
                          float* dx, int64_t rows, int64_t cols, int threads);
   bool (*chain_row_backward)(const float* dout, KeptChain, const float* weight, const float* rstd, float* partial,

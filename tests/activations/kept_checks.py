@@ -39,7 +39,7 @@ EXACT = gs.Blockwise(bits=8, block=1, meta="float32")
 
 
 def plan_with(codec: gs.Codec, slopes: int = 8, shared: bool = True) -> Plan:
-    return Plan(codec, codec, slopes, codec, shared)
+    return Plan(codec, codec, codec, slopes, codec, shared)
 
 
 def seeded(seed: int = 0) -> None:

@@ -54,7 +54,7 @@ class Identity(gs.Codec):
 
 
 def setting_of(codec, drop=None, shared=True):
-    return Setting(0.2, drop, plan.Plan(codec, codec, 8, codec, shared))
+    return Setting(0.2, drop, plan.Plan(codec, codec, codec, 8, codec, shared))
 
 
 def random_graph(num_src=NODES, num_dst=NODES, edges=300):

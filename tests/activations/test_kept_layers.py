@@ -220,7 +220,7 @@ def test_dropout_of_data_costs_nothing_and_is_exact():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv, self.lin = pyg.GCNConv(IN, HIDDEN), nn.Linear(IN, HIDDEN)
+            self.conv, self.lin = pyg.SAGEConv(IN, HIDDEN), nn.Linear(IN, HIDDEN)
 
         def forward(self, x, edge_index):
             x = functional.dropout(x, 0.5, self.training)

@@ -12,7 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import gossamer as gs
 from gossamer import measure, ops
 from gossamer.activations import chain as keeping
-from gossamer.activations.linear import of_neighbours, products, remade
+from gossamer.activations.linear import of_neighbours, products
+from gossamer.activations.plan import plan_of
 from gossamer.ops.norm_act import Over
 
 ROWS, IN, OUT = 70, 24, 5
@@ -82,7 +83,8 @@ def test_gradcheck_of_neighbours(reduce):
 def test_gradcheck_of_a_dropped_sum():
     x, weight = tensors((9, 4), (3, 4), dtype=torch.float64)
     dropped = keeping.dropout(x.detach(), 0.5, 3)
-    assert gradcheck(lambda w: remade(lambda x: x * 2, dropped, w, None), (weight,))
+    g = graph(num=9, edges=24)
+    assert gradcheck(lambda w: of_neighbours(g, None, "sum", dropped, w, None), (weight,))
 
 
 def test_results_are_the_same_bits(plan):
@@ -150,6 +152,35 @@ def test_neighbour_sums_of_data_are_made_again():
     assert account.bytes == 0
     exact = torch.autograd.grad(dots([ops.linear(ops.spmm(g, x, reduce="mean"), w1, bias, rows)]), [w1, bias, rows])
     torch.testing.assert_close(torch.autograd.grad(dots([out]), [w1, bias, rows]), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_few_bits_of_a_sum_of_data_are_kept_but_four_or_more(plan):
+    plan = plan_of(plan.rows)
+    x, w1, _, bias, rows = inputs()
+    summed = ops.spmm(graph(), x.detach())
+    held = StorageWeakRef(summed.untyped_storage())
+    want = ops.linear(summed, w1, bias, rows)
+    exact = torch.autograd.grad(dots([want]), [w1, bias, rows])
+    del want
+    with measure.kept(exclude=[w1]) as account:
+        (out,) = products(summed, [w1], [bias], plan, rows, is_sum=True)
+    assert account.bytes == plan.sums.nbytes((ROWS, IN)) < summed.nbytes / 3
+    assert getattr(plan.sums, "bits", 8) >= 4
+    assert torch.equal(out, ops.linear(summed, w1, bias, rows))
+    del summed
+    assert held.expired()
+    dw, *others = torch.autograd.grad(dots([out]), [w1, bias, rows])
+    torch.testing.assert_close(others, list(exact[1:]), rtol=1e-6, atol=1e-6)
+    assert 0 < (dw - exact[0]).norm() / exact[0].norm() < 0.2
+
+
+def test_sums_of_data_are_unbiased(plan):
+    plan = plan_of(plan.rows)
+    x, w1, *_ = inputs()
+    summed = ops.spmm(graph(), x.detach())
+    exact = torch.autograd.grad(dots([summed @ w1.t()]), [w1])
+    draw = lambda: torch.autograd.grad(dots(products(summed, [w1], [None], plan, is_sum=True)), [w1])  # noqa: E731
+    assert_unbiased(draw, exact)
 
 
 @pytest.mark.parametrize("sums", [False, True])

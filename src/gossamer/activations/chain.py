@@ -21,6 +21,7 @@ from ..ops.chain_backward import gradient
 from ..ops.chain_keep import kept_of
 from ..ops.dropout import pack_bits
 from ..ops.kept_chain import LEAKY, RELU, Kept, factor_of, is_smooth, marks_alone, slope_range
+from ..ops.linear import remember_sums
 from ..ops.norm_act import Over, affine, normalised, rstd_of
 from .linear import sum_of_products
 from .noise import draw_seed, refuse_nan, refuse_twice, seed_beside
@@ -89,7 +90,9 @@ class _Chain(torch.autograd.Function):
             else:
                 dout = douts[0].contiguous()
                 dx = memory.empty(dout.shape, dout.dtype)
-            dweight, dbias = ops.chain_backward(dx, dout, *k, weight, var, how.over, how.eps)
+            dweight, dbias, sums = ops.chain_backward(dx, dout, *k, weight, var, how.over, how.eps)
+            if sums.numel():
+                remember_sums(dx, sums)
         own = (dweight if needs[1] else None, dbias if needs[2] else None)
         return refuse_twice(dx if needs[0] else None, *own, *[None] * 6, *grads)
 

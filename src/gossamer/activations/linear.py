@@ -2,21 +2,23 @@
 
     y_k = x W_k^T + b_k (+ rows)     dx = sum_k dy_k W_k (exact)     dW_k = dy_k^T x^     db_k = column sums of dy_k
 
-and neighbour sums of data, whose sum is made again instead of being kept:
+Of neighbour sums of data either few bits are kept as well (`is_sum`), or the sum is made again:
 
     y = (A x) W^T + b (+ rows)       dW = dy^T (A x): x and the graph live anyway, so nothing is kept, all is exact
+
+which takes as long as another layer's sum. GCN and GIN keep; GraphSAGE, whose other product reads x itself, does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops.linear import linear_op
+from ..ops.linear import bias_gradient, linear_op
 from .noise import refuse_twice
 from .plan import Plan
 from .stash import Dropped, mark_of, source_of
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
 
 class _Products(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: Plan, rows: Tensor | None, *params: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, plan: Plan, is_sum: bool, rows: Tensor | None, *params: Tensor | None
+    ) -> tuple[Tensor, ...]:
         weights, biases = params[::2], params[1::2]
-        source = source_of(x, plan)
+        source = source_of(x, plan, is_sum)
         ctx.save_for_backward(*weights, *source.tensors)
         ctx.products, ctx.count = source.products, len(weights)
         added = [rows, *[None] * (len(weights) - 1)]
@@ -43,12 +47,12 @@ class _Products(torch.autograd.Function):
         with torch.no_grad():
             douts = tuple(dout.contiguous() for dout in douts)
             dx = sum_of_products(douts, weights) if needs[0] else None
-            wanted = [k for k in range(ctx.count) if needs[3 + 2 * k]]
+            wanted = [k for k in range(ctx.count) if needs[4 + 2 * k]]
             dweights = dict(zip(wanted, ctx.products(saved, [douts[k] for k in wanted]), strict=True)) if wanted else {}
             params: list[Tensor | None] = []
             for k, dout in enumerate(douts):
-                params += [dweights.get(k), ops.column_sums(dout) if needs[4 + 2 * k] else None]
-        return refuse_twice(dx, None, douts[0] if needs[2] else None, *params)
+                params += [dweights.get(k), bias_gradient(dout) if needs[5 + 2 * k] else None]
+        return refuse_twice(dx, None, None, douts[0] if needs[3] else None, *params)
 
 
 def sum_of_products(douts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
@@ -60,11 +64,12 @@ def sum_of_products(douts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tenso
 
 
 def products(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], plan: Plan, rows: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """x W_k^T + b_k for each k (the first plus `rows`), keeping what the plan says of x."""
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], plan: Plan, rows: Tensor | None = None,
+    is_sum: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """x W_k^T + b_k for each k (the first plus `rows`), keeping what the plan says of x, or of a sum of data."""
     params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
-    return _Products.apply(x.contiguous(), plan, rows, *params)
+    return _Products.apply(x.contiguous(), plan, is_sum, rows, *params)
 
 
 class _OfNeighbours(torch.autograd.Function):
@@ -83,21 +88,15 @@ class _OfNeighbours(torch.autograd.Function):
         with torch.no_grad():
             x = x if ctx.dropout is None else ops.dropout(x, *ctx.dropout)
             dweight = ops.weight_grad(dout, ctx.summed(x)) if needs[1] else None
-            dbias = ops.column_sums(dout) if needs[2] else None
+            dbias = bias_gradient(dout) if needs[2] else None
         return refuse_twice(None, dweight, dbias, dout if needs[3] else None, None, None)
-
-
-def remade(
-    summed: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None
-) -> Tensor:
-    """summed(x) W^T + b + rows for data x, with summed(x) made again in backward."""
-    known = mark_of(x)
-    return _OfNeighbours.apply(x, weight, bias, rows, summed, known if isinstance(known, Dropped) else None)
 
 
 def of_neighbours(
     graph: Graph, value: Tensor | None, reduce: Any, x: Tensor, weight: Tensor, bias: Tensor | None,
     rows: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """(A x) W^T + b + rows for data x: no gradient of x or of A is asked for."""
-    return remade(lambda x: ops.spmm(graph, x, value, reduce), x, weight, bias, rows)
+    """(A x) W^T + b + rows for data x, A x made again in backward: no gradient of x or of A is asked for."""
+    known = mark_of(x)
+    dropped = known if isinstance(known, Dropped) else None
+    return _OfNeighbours.apply(x, weight, bias, rows, lambda x: ops.spmm(graph, x, value, reduce), dropped)

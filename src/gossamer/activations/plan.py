@@ -1,6 +1,7 @@
 """What a recipe's `activations` asks of each kind of op.
 
 rows     operands of products: their noise reaches weight gradients alone, so they may be projected
+sums     neighbour sums of data that go into a product: four bits or more, as making them again would be exact
 values   tensors that count element by element (normalised rows, attention): never projected
 slopes   derivatives of smooth activations, whose noise travels down: four bits or more
 sharp    what backward puts through something not linear (GATv2): eight bits or more
@@ -17,6 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from .. import memory
 from ..codecs import Blockwise, Codec, Projected, Uniform
 
 MARK = "_gossamer_recipe"
@@ -53,6 +55,7 @@ class Published:
 @dataclass(frozen=True)
 class Plan:
     rows: Codec
+    sums: Codec
     values: Codec
     slopes: int
     sharp: Codec
@@ -79,6 +82,16 @@ def of(module: nn.Module) -> Plan | None:
     return None if recipe is None else plan_of(recipe.activations)
 
 
+def leave_room_for_loss(out: Any, plan: Plan | None) -> Any:
+    """`out`, a model's result, after the pool made room for the loss, which takes torch's own memory.
+
+    The logarithm of a softmax, its gradient and that of the result are each as large as the result.
+    """
+    if plan is not None and isinstance(out, Tensor) and out.requires_grad and plan.worth(out):
+        memory.leave_room(3 * out.nbytes)
+    return out
+
+
 @functools.cache
 def plan_of(setting: Any) -> Plan | None:
     if isinstance(setting, Keep):
@@ -91,6 +104,7 @@ def plan_of(setting: Any) -> Plan | None:
         )  # as many nodes
     bits = getattr(values, "bits", 8)
     sharp = dataclasses.replace(values, bits=8) if hasattr(values, "bits") else values
+    sums = dataclasses.replace(values, bits=max(4, bits)) if hasattr(values, "bits") else values
     # ReLU's outputs are not symmetric: bins made for a normal distribution do not suit them.
-    rows = dataclasses.replace(codec, bins="uniform") if isinstance(codec, Blockwise) else codec
-    return Plan(rows, values, max(4, bits), sharp, not isinstance(setting, Published))
+    rows, sums = (dataclasses.replace(c, bins="uniform") if isinstance(c, Blockwise) else c for c in (codec, sums))
+    return Plan(rows, sums, values, max(4, bits), sharp, not isinstance(setting, Published))

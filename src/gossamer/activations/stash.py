@@ -76,8 +76,10 @@ def layout_of(codec: Codec, columns: int, device: torch.device) -> tuple[int, in
     return None
 
 
-def source_of(x: Tensor, plan: Plan) -> Source:
-    """What to keep of rows that go into a product."""
+def source_of(x: Tensor, plan: Plan, is_sum: bool = False) -> Source:
+    """What to keep of rows that go into a product. `is_sum`: they are a sum of data, which does not live anyway."""
+    if is_sum:
+        return _encoded(x, plan.sums)
     known = mark_of(x) if plan.shared else None
     if isinstance(known, Stash):
         return packed(known)
@@ -85,9 +87,13 @@ def source_of(x: Tensor, plan: Plan) -> Source:
         return Source((known.x,), partial(_dropped, known.p, known.seed))
     if plan.shared and not x.requires_grad:
         return Source((x.detach(),), _given)
-    layout = layout_of(plan.rows, x.size(1), x.device)
+    return _encoded(x, plan.rows)
+
+
+def _encoded(x: Tensor, codec: Codec) -> Source:
+    layout = layout_of(codec, x.size(1), x.device)
     if layout is None or x.dtype != torch.float32:
-        return coded(x, plan.rows)
+        return coded(x, codec)
     bits, block, bf16_meta, levels = layout
     codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(x), bf16_meta, levels)
     refuse_nan(zero)

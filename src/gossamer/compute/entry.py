@@ -171,5 +171,5 @@ def leave(
             return entry.box.fill((drows, x, weight, bias, mean, var), how)
         return ops.OPS["norm_act_backward"](drows, x, weight, bias, mean, var, *how)
     *kept, weight, _, var = tensors
-    dweight, dbias = ops.chain_backward(drows, drows, *kept, *settings[:-1], weight, var, how.over, how.eps)
+    dweight, dbias, _ = ops.chain_backward(drows, drows, *kept, *settings[:-1], weight, var, how.over, how.eps)
     return drows, dweight, dbias

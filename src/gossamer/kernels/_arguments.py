@@ -32,6 +32,6 @@ def noise(seed: int | None) -> tuple[bool, int]:
     return seed is not None, (seed or 0) & MASK64
 
 
-def row_sums_scratch(rows: int, cols: int) -> Tensor:
-    """Scratch for kernels that sum over rows; never empty, since they clear it."""
-    return memory.empty([native.scratch_floats(rows, cols)], F32)
+def row_sums_scratch(rows: int, cols: int, pairs: int = 1) -> Tensor:
+    """Scratch for kernels that make pairs of sums over rows; never empty, since they clear it."""
+    return memory.empty([pairs * native.scratch_floats(rows, cols)], F32)

@@ -48,8 +48,8 @@ def keeps_little(plan: Plan, x: Tensor) -> bool:
     return x.dim() == 2 and x.dtype in (torch.float32, torch.float64) and plan.worth(x)
 
 
-def remakes(plan: Plan | None, x: Tensor, value: Tensor | None) -> bool:
-    """Whether a neighbour sum of x is made again in backward rather than kept: x is data, and so is the graph."""
+def sums_data(plan: Plan | None, x: Tensor, value: Tensor | None) -> bool:
+    """Whether a neighbour sum of x is one of data, and so is the graph, where the plan asks for few bits of it."""
     learnt = x.requires_grad or (value is not None and value.requires_grad)
     return plan is not None and plan.shared and not learnt and keeps_little(plan, x)
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from ..activations.plan import Plan
+from ..activations.plan import Plan, leave_room_for_loss
 from . import chain
 
 
@@ -93,4 +93,5 @@ def replacing(plan: Plan | None, forward: Callable[..., Any], *args: Any, **name
         return forward(*args, **named)
     active = any(isinstance(mode, _Replacing) for mode in torch.overrides._get_current_function_mode_stack())
     with contextlib.nullcontext() if active else _Replacing(plan):
-        return forward(*args, **named)
+        out = forward(*args, **named)
+    return out if active else leave_room_for_loss(out, plan)

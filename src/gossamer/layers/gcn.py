@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 
 from .. import ops
-from ..activations.linear import remade
+from ..activations.linear import products
 from ..activations.neighbours import neighbour_sum
 from ..activations.plan import of as plan_of
 from ..compute.conv import Adjacency, convolve
@@ -22,7 +22,7 @@ from ..compute.plan import worth
 from .adjacency import Weighted, gcn_graph_of, graph_of
 from .border import by_pyg, keep_templates
 from .chain import Pending
-from .dense import apply_linear, entry_of, is_fixed, is_plain, remakes
+from .dense import apply_linear, entry_of, is_fixed, is_plain, sums_data
 from .order import aggregate_first
 
 
@@ -40,8 +40,9 @@ class GCNConv(pyg.GCNConv):
             adjacency = Adjacency(graph, value, scale, scale)
             return convolve(x, adjacency, [self.lin.weight], [self.bias], first, entry_of(how, plan, x))[0]
         if linear and aggregate_first(x, x.size(1), self.out_channels, plan):
-            if remakes(plan, x, value):
-                return remade(lambda x: ops.spmm(graph, x, value, scale=scale), x, self.lin.weight, self.bias)
+            if sums_data(plan, x, value):
+                summed = ops.spmm(graph, x, value, scale=scale)
+                return products(summed, [self.lin.weight], [self.bias], plan, is_sum=True)[0]
             return apply_linear(self.lin, neighbour_sum(graph, x, value, scale=scale, plan=plan), self.bias)
         return neighbour_sum(graph, apply_linear(self.lin, x), value, bias=self.bias, scale=scale, plan=plan)
 

@@ -8,14 +8,13 @@ come before the sum (order.py): nn(M X) with M = A + (1 + eps) I begins with (M 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from torch import Tensor
 from torch_geometric import nn as pyg
 
 from .. import ops
-from ..activations.linear import remade
+from ..activations.linear import products
 from ..activations.plan import of as plan_of
 from ..compute.conv import Adjacency, convolve
 from ..compute.plan import is_steady, worth
@@ -23,7 +22,7 @@ from ..compute.plan import of as int8_of
 from .adjacency import Weighted, graph_of
 from .border import REDUCE, by_pyg, keep_templates, sizes_of
 from .chain import Pending
-from .dense import entry_of, is_fixed, linear, remakes
+from .dense import entry_of, is_fixed, linear, sums_data
 from .models import leading_linear
 from .order import aggregate_first
 from .sage import fixed_adjacency
@@ -45,9 +44,9 @@ class GINConv(pyg.GINConv):
             given = ([first.weight], [first.bias], order, entry_of(how, plan, x_src))
             return self.nn.after_first(convolve(x_src, self._adjacency(weighted), *given)[0])
         if first is None or aggregate_first(x_src, x_src.size(1), first.weight.size(0), plan):
-            if first is not None and remakes(plan, x_src, weighted.value) and not self.eps.requires_grad:
-                summed = functools.partial(self._summed, weighted)
-                return self.nn.after_first(remade(lambda x: summed(x, x), x_src, first.weight, first.bias))
+            if first is not None and sums_data(plan, x_src, weighted.value) and not self.eps.requires_grad:
+                summed = self._summed(weighted, x_src, x_src)
+                return self.nn.after_first(products(summed, [first.weight], [first.bias], plan, is_sum=True)[0])
             return self.nn(self._summed(weighted, x_src, x_dst))
         h = linear(x_src, first.weight, None, plan=plan, how=how, steady=is_steady(self))
         return self.nn.after_first(self._summed(weighted, h, h, first.bias))

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
+from ..activations.plan import leave_room_for_loss
 from ..activations.plan import of as plan_of
 from ..compute.box import drop_box
 from ..compute.conv import products as int8_products
@@ -55,7 +56,7 @@ class _Stacked:
                 hidden.append(x)
         x = x.run() if isinstance(x, chain.Pending) else x
         x = model.jk(hidden) if hasattr(model, "jk") else x
-        return model.lin(x) if hasattr(model, "lin") else x
+        return leave_room_for_loss(model.lin(x) if hasattr(model, "lin") else x, plan)
 
 
 def _convolved(conv: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> Any:

@@ -8,8 +8,8 @@ In training a sparse product of width w is paid once forward and, if a gradient 
 Aggregate first wins in a first layer whose features are narrower than twice its output; on a tie multiply first, which
 keeps x alone and not A X for backward.
 
-Where activations are compressed, what is kept decides: x, whose codes serve several ops, and of data nothing, A X being
-made again. Then both orders cost two sparse products of data.
+Where activations are compressed, what is kept decides: x, whose codes serve several ops; of data, which lives anyway,
+the codes of A X if they are no more than those of the result.
 """
 
 from __future__ import annotations

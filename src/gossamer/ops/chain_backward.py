@@ -3,6 +3,7 @@
     g = f dout        dbias = sum over rows of g        dweight = sum over rows of g x_hat
     dx = rstd (h - mean h - x_hat mean(h x_hat))        h = weight g, means as `over` says
 
+and the sums of dx by column, which follow from sums by column where the statistics are not those of rows (else empty).
 x_hat is decoded, f exact (or, for smooth activations, decoded): E[dx] is the exact gradient up to a bias of relative
 size 1/N in the last term, which is quadratic in x_hat. The result may take the place of dout.
 """
@@ -63,18 +64,27 @@ def gradient(
     return h * (rstd.unsqueeze(1) if over == Over.ROWS else rstd), (g * hat).sum(0), g.sum(0)
 
 
-def _reference(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+def _has_sums(over: int) -> bool:
+    return over not in (Over.NOTHING, Over.ROWS)
+
+
+def _reference(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     k, (weight, var, over, eps) = Kept(*args[:15]), args[15:]
     hat = hat_of(k) if over != Over.NOTHING else None
     found, dweight, dbias = gradient(dout, hat, factor_of(k, dout), weight, var, over, eps)
     dx.copy_(found)
-    return dweight, dbias
+    return dweight, dbias, found.sum(0) if _has_sums(over) else found.new_empty(0)
+
+
+def _fake(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    columns = dx.size(1)
+    return dx.new_empty(columns), dx.new_empty(columns), dx.new_empty(columns if _has_sums(args[-2]) else 0)
 
 
 chain_backward_op = define(
     f"chain_backward(Tensor(a!) dx, Tensor dout, {KEPT}, Tensor? weight, Tensor? var, int over, float eps)"
-    " -> (Tensor, Tensor)",
+    " -> (Tensor, Tensor, Tensor)",
     check=_check,
     reference=_reference,
-    fake=lambda dx, dout, *rest: (dx.new_empty(dx.size(1)), dx.new_empty(dx.size(1))),
+    fake=_fake,
 )

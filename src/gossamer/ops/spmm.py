@@ -26,7 +26,7 @@ from ._library import define
 from ._sum_checks import FLOATS, check_ends, check_heads, check_weights, heads_of, refuse_gradient
 from .csr import row_of_edge, transpose_csr
 from .gather_rows import gather_rows
-from .linear import column_sums
+from .linear import bias_gradient
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -109,7 +109,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         from .sddmm import edge_gradient
 
         dvalue = edge_gradient(rowptr, col, value, src_scale, dst_scale, x, dout, (t_rowptr, t_col, t_perm))
-    dbias = column_sums(dout.contiguous()).to(ctx.bias_dtype) if ctx.needs_input_grad[6] else None
+    dbias = bias_gradient(dout).to(ctx.bias_dtype) if ctx.needs_input_grad[6] else None
     drows = dout.to(ctx.rows_dtype) if ctx.needs_input_grad[8] else None
     return None, None, dvalue, None, None, dx, dbias, None, drows, None, None, None, None
 
