@@ -95,7 +95,8 @@ struct Pool {
     }
   }
 
-  // Moves pages of the oldest free buffer, at most so many bytes of them. Returns how many, zero when the system refused.
+  // Moves pages of the oldest free buffer, at most so many bytes of them. Returns how many, zero when the system
+  // refused.
   int64_t move_oldest(char* to, int64_t most) {
     const auto [address, bytes] = last_of_oldest(most);
     if (!move_pages(address, bytes, to)) return 0;

@@ -10,7 +10,7 @@ struct PoolStats {
 
 void* pool_take(int64_t bytes);  // null when the system has no more memory
 void pool_give(void* buffer);
-void pool_limit(int64_t bytes);  // how many free bytes are kept; 0 keeps none and frees what is there
+void pool_limit(int64_t bytes);       // how many free bytes are kept; 0 keeps none and frees what is there
 void pool_leave_room(int64_t bytes);  // give back free bytes until others may take so many below the pool's peak
 PoolStats pool_stats();
 

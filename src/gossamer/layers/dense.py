@@ -48,10 +48,9 @@ def keeps_little(plan: Plan, x: Tensor) -> bool:
     return x.dim() == 2 and x.dtype in (torch.float32, torch.float64) and plan.worth(x)
 
 
-def sums_data(plan: Plan | None, x: Tensor, value: Tensor | None) -> bool:
-    """Whether a neighbour sum of x is one of data, and so is the graph, where the plan asks for few bits of it."""
-    learnt = x.requires_grad or (value is not None and value.requires_grad)
-    return plan is not None and plan.shared and not learnt and keeps_little(plan, x)
+def sums_data(plan: Plan, x: Tensor) -> bool:
+    """Whether a sum of x over a fixed graph is one of data that the plan asks few bits of."""
+    return plan.shared and not x.requires_grad and keeps_little(plan, x)
 
 
 def is_fixed(value: Tensor | None) -> bool:

@@ -40,7 +40,7 @@ class GCNConv(pyg.GCNConv):
             adjacency = Adjacency(graph, value, scale, scale)
             return convolve(x, adjacency, [self.lin.weight], [self.bias], first, entry_of(how, plan, x))[0]
         if linear and aggregate_first(x, x.size(1), self.out_channels, plan):
-            if sums_data(plan, x, value):
+            if plan is not None and is_fixed(value) and sums_data(plan, x):
                 summed = ops.spmm(graph, x, value, scale=scale)
                 return products(summed, [self.lin.weight], [self.bias], plan, is_sum=True)[0]
             return apply_linear(self.lin, neighbour_sum(graph, x, value, scale=scale, plan=plan), self.bias)

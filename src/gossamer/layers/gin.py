@@ -44,7 +44,7 @@ class GINConv(pyg.GINConv):
             given = ([first.weight], [first.bias], order, entry_of(how, plan, x_src))
             return self.nn.after_first(convolve(x_src, self._adjacency(weighted), *given)[0])
         if first is None or aggregate_first(x_src, x_src.size(1), first.weight.size(0), plan):
-            if first is not None and sums_data(plan, x_src, weighted.value) and not self.eps.requires_grad:
+            if first is not None and plan is not None and fixed and sums_data(plan, x_src):
                 summed = self._summed(weighted, x_src, x_src)
                 return self.nn.after_first(products(summed, [first.weight], [first.bias], plan, is_sum=True)[0])
             return self.nn(self._summed(weighted, x_src, x_dst))

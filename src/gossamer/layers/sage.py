@@ -77,7 +77,7 @@ def _keeping_little(
         return neighbour_sum(graph, h, value, reduce, own.bias, own_rows, plan=plan)
     rooted = apply_linear(root, x_dst) if root is not None and x_dst is not None else None
     first = aggregate_first(x_src, x_src.size(1), own.weight.size(0), plan)
-    if first and sums_data(plan, x_src, value):
+    if first and is_fixed(value) and sums_data(plan, x_src):
         return of_neighbours(graph, value, reduce, x_src, own.weight, own.bias, rooted)
     if first or not plan.shared:  # as published: the sum is kept beside the rows
         return apply_linear(own, neighbour_sum(graph, x_src, value, reduce, plan=plan), rows=rooted)
