@@ -29,9 +29,18 @@ void define_int8(nb::module_& m) {
       [](Address x, Address x_scale, Address w, Address w_scale, Address bias, Address added, Address out,
          Address codes, Address scale, Address factor, bool stochastic, uint64_t seed, Address att, Address terms,
          int64_t count, int64_t heads, int64_t rows, int64_t in, int64_t outs, int threads) {
-        return kernels().int8_linear(rows_of(x, x_scale), rows_of(w, w_scale), at<float>(bias), at<float>(added),
-                                     at<float>(out), codes_to(codes, scale, factor, stochastic, seed),
-                                     {at<float>(att), at<float>(terms), count, heads}, rows, in, outs, threads);
+        const Int8Product one = {rows_of(x, x_scale), rows_of(w, w_scale), at<float>(bias), in};
+        return kernels().int8_linear(&one, 1, at<float>(added), at<float>(out),
+                                     codes_to(codes, scale, factor, stochastic, seed),
+                                     {at<float>(att), at<float>(terms), count, heads}, rows, outs, threads);
+      });
+  def(m, "int8_linear_two",
+      [](Address x, Address x_scale, Address w, Address w_scale, Address bias, int64_t in, Address x2, Address x2_scale,
+         Address w2, Address w2_scale, Address bias2, int64_t in2, Address out, int64_t rows, int64_t outs,
+         int threads) {
+        const Int8Product two[] = {{rows_of(x, x_scale), rows_of(w, w_scale), at<float>(bias), in},
+                                   {rows_of(x2, x2_scale), rows_of(w2, w2_scale), at<float>(bias2), in2}};
+        return kernels().int8_linear(two, 2, nullptr, at<float>(out), {}, {}, rows, outs, threads);
       });
   def(m, "spmm_rows",
       [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,

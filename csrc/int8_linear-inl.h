@@ -107,51 +107,90 @@ GOSSAMER_INLINE void write_terms(const float* row, const HeadTerms& terms, int64
       terms.out[(k * rows + i) * terms.heads + h] = dot(row + h * width, terms.att + k * cols + h * width, width);
 }
 
-// Floats to `out`, or codes to `to` with terms of the rows; false when there is no memory for the packed operands.
-static bool int8_linear(Int8Rows x, Int8Rows w, const float* bias, const float* added, float* out, RowCodes to,
-                        HeadTerms terms, int64_t rows, int64_t in, int64_t outs, int threads) {
-  const int64_t groups = ceil_div(in, kGroup), panels = ceil_div(outs, kPanel), padded_outs = panels * kPanel;
-  Buffer<Code> packed(padded_outs * groups * kGroup);
-  Buffer<int32_t> sums(padded_outs);
-  Buffer<float> scales(padded_outs), biases(padded_outs);
-  if (!packed.data || !sums.data || !scales.data || !biases.data) return false;
-  bool done = true;
-  pack_weights(w.codes, in, outs, packed.data, sums.data);
-  for (int64_t o = 0; o < padded_outs; ++o) {
-    scales.data[o] = o < outs ? w.scale[o] : 0.0f;
-    biases.data[o] = o < outs && bias ? bias[o] : 0.0f;
+// A product with its weights laid out.
+struct PackedProduct {
+  Int8Rows x;
+  int64_t in, groups;
+  Buffer<Code> weights;
+  Buffer<int32_t> sums;
+  Buffer<float> scales, biases;
+  PackedProduct(const Int8Product& p, int64_t outs, int64_t panels)
+      : x(p.x),
+        in(p.in),
+        groups(ceil_div(p.in, kGroup)),
+        weights(panels * kPanel * groups * kGroup),
+        sums(panels * kPanel),
+        scales(panels * kPanel),
+        biases(panels * kPanel) {
+    if (!enough()) return;
+    pack_weights(p.w.codes, in, outs, weights.data, sums.data);
+    for (int64_t o = 0; o < outs; ++o) {
+      scales.data[o] = p.w.scale[o];
+      biases.data[o] = p.bias ? p.bias[o] : 0.0f;
+    }
   }
+  bool enough() const { return weights.data && sums.data && scales.data && biases.data; }
+
+  // The sums of a block of rows, whose codes are packed, and panel p.
+  void tile(const Code* codes, int64_t p, int32_t* totals) const {
+    const auto at = [&](int r, int64_t g) { return codes + (r * groups + g) * kGroup; };
+    int8_tile(at, groups, weights.data + p * groups * kPanel * kGroup, sums.data + p * kPanel, totals);
+  }
+  // One row of them to floats, `row` of x, as far as `left` outputs are left in the panel.
+  void finish(const int32_t* totals, int64_t row, int64_t p, const float* added, float* out, int64_t left,
+              bool streaming) const {
+    int8_epilogue(totals, x.scale[row], scales.data + p * kPanel, biases.data + p * kPanel, added, out, left,
+                  streaming);
+  }
+};
+
+// The sum of one or two products: floats to `out`, or codes to `to` with terms of the rows. False when there is no memory
+// for the packed operands.
+static bool int8_linear(const Int8Product* products, int count, const float* added, float* out, RowCodes to,
+                        HeadTerms terms, int64_t rows, int64_t outs, int threads) {
+  const int64_t panels = ceil_div(outs, kPanel);
+  const Int8Product none = {{nullptr, nullptr}, {nullptr, nullptr}, nullptr, 0};
+  const PackedProduct one(products[0], outs, panels), two(count > 1 ? products[1] : none, count > 1 ? outs : 0, panels);
+  if (!one.enough() || !two.enough()) return false;
+  bool done = true;
   const bool streaming = out && outs % kLanes == 0 && streams(out, rows * outs);
   const RowWriter writer(to, outs);
-  parallel_for(
-      ceil_div(rows, kRows), max_of<int64_t>(1, 65536 / (in * outs + 1)), threads, [&](int64_t first, int64_t last) {
-        Buffer<Code> codes(kRows * groups * kGroup);
-        Buffer<float> whole(out ? 1 : kRows * outs);  // rows that wait for their largest element
-        if (!codes.data || !whole.data) {
-          __atomic_store_n(&done, false, __ATOMIC_RELAXED);
-          return;
+  const int64_t grain = max_of<int64_t>(1, 65536 / ((one.in + two.in) * outs + 1));
+  parallel_for(ceil_div(rows, kRows), grain, threads, [&](int64_t first, int64_t last) {
+    Buffer<Code> codes(kRows * one.groups * kGroup), others(kRows * two.groups * kGroup);
+    Buffer<float> whole(out ? 1 : kRows * outs);  // rows that wait for their largest element
+    if (!codes.data || !others.data || !whole.data) {
+      __atomic_store_n(&done, false, __ATOMIC_RELAXED);
+      return;
+    }
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t row = block * kRows, n = min_of<int64_t>(kRows, rows - row);
+      pack_rows(one.x.codes + row * one.in, n, one.in, codes.data);
+      if (count > 1) pack_rows(two.x.codes + row * two.in, n, two.in, others.data);
+      for (int64_t p = 0; p < panels; ++p) {
+        alignas(64) int32_t totals[kRows * kPanel];
+        alignas(64) float second[kRows * kPanel];
+        const int64_t left = outs - p * kPanel;
+        if (count > 1) {
+          two.tile(others.data, p, totals);
+          for (int r = 0; r < n; ++r)
+            two.finish(totals + r * kPanel, row + r, p, nullptr, second + r * kPanel, left, false);
         }
-        const auto at = [&](int r, int64_t g) { return codes.data + (r * groups + g) * kGroup; };
-        for (int64_t block = first; block < last; ++block) {
-          const int64_t row = block * kRows, count = min_of<int64_t>(kRows, rows - row);
-          pack_rows(x.codes + row * in, count, in, codes.data);
-          for (int64_t p = 0; p < panels; ++p) {
-            alignas(64) int32_t totals[kRows * kPanel];
-            int8_tile(at, groups, packed.data + p * groups * kPanel * kGroup, sums.data + p * kPanel, totals);
-            for (int r = 0; r < count; ++r) {
-              const int64_t here = (row + r) * outs + p * kPanel;
-              int8_epilogue(totals + r * kPanel, x.scale[row + r], scales.data + p * kPanel, biases.data + p * kPanel,
-                            added ? added + here : nullptr, out ? out + here : whole.data + r * outs + p * kPanel,
-                            outs - p * kPanel, streaming);
-            }
-          }
-          for (int r = 0; !out && r < count; ++r) {
-            float* finished = whole.data + r * outs;
-            write_terms(finished, terms, row + r, rows, outs);
-            writer.write(finished, finished, row + r);
-          }
+        one.tile(codes.data, p, totals);
+        for (int r = 0; r < n; ++r) {
+          const int64_t here = (row + r) * outs + p * kPanel;
+          const float* plus = count > 1 ? second + r * kPanel : added ? added + here : nullptr;
+          one.finish(totals + r * kPanel, row + r, p, plus, out ? out + here : whole.data + r * outs + p * kPanel, left,
+                     streaming);
         }
-        stream_fence();
-      });
+      }
+      for (int r = 0; !out && r < n; ++r) {
+        float* finished = whole.data + r * outs;
+        write_terms(finished, terms, row + r, rows, outs);
+        writer.write(finished, finished, row + r);
+      }
+    }
+    stream_fence();
+  });
   return done;
 }

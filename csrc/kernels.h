@@ -49,6 +49,12 @@ struct Int8Rows {
   const int8_t* codes;
   const float* scale;
 };
+// x w^T + bias (null: none), of `in` columns.
+struct Int8Product {
+  Int8Rows x, w;
+  const float* bias;
+  int64_t in;
+};
 // Where such rows go; each is multiplied by `factor`, column by column, before it is rounded (null: by 1). The first
 // is row `first_row` of a larger tensor, which decides its noise.
 struct RowCodes {
@@ -243,8 +249,8 @@ struct Kernels {
   void (*gather_packed)(const uint8_t* codes, const void* zero, const void* range, const int64_t* ids, float* out,
                         int64_t count, int64_t cols, int bits, bool bf16_meta, int threads);
   // ops/int8_linear.py and the other products of int8 rows; false: no memory left for scratch
-  bool (*int8_linear)(Int8Rows x, Int8Rows w, const float* bias, const float* added, float* out, RowCodes to, HeadTerms,
-                      int64_t rows, int64_t in, int64_t out_features, int threads);
+  bool (*int8_linear)(const Int8Product*, int count, const float* added, float* out, RowCodes to, HeadTerms,
+                      int64_t rows, int64_t out_features, int threads);
   bool (*spmm_rows)(Csr, EdgeWeight, RowEnd, const int8_t* x, RowCodes to, int64_t cols, int threads);
   bool (*quantize_times)(const float* x, RowCodes to, int64_t rows, int64_t cols, int threads);
   bool (*chain_rows)(ChainRows, Pointwise, RowCodes to, int threads);

@@ -36,6 +36,13 @@ def int8_linear(draw: Draw) -> list[Any]:
     return [*x, *w, maybe(draw, floats(draw, outputs)), maybe(draw, floats(draw, rows, outputs))]
 
 
+def int8_linear_two(draw: Draw) -> list[Any]:
+    *one, _ = int8_linear(draw)
+    columns, (rows, outputs) = draw(COLUMNS), (one[0].size(0), one[2].size(0))
+    x, w = ([codes(draw, n, columns), floats(draw, n)] for n in (rows, outputs))
+    return [*one, *x, *w, maybe(draw, floats(draw, outputs))]
+
+
 def rounding(draw: Draw, columns: int) -> list[Any]:
     """factor and seed."""
     return [maybe(draw, floats(draw, columns)), draw(st.none() | SEEDS)]
@@ -146,6 +153,7 @@ def gat_sources_int8(draw: Draw) -> list[Any]:
 CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "spmm_int8": spmm_int8,
     "int8_linear": int8_linear,
+    "int8_linear_two": int8_linear_two,
     "int8_linear_rows": int8_linear_rows,
     "spmm_rows": spmm_rows,
     "quantize_times": quantize_times,

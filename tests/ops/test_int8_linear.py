@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer.ops import OPS, int8_linear
+from gossamer.ops import OPS, int8_linear, int8_linear_two
 from gossamer.ops.int8_linear import MAX_COLUMNS
 
 from .compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same, same_bits, with_gradients
@@ -56,6 +56,28 @@ def test_the_longest_sum_does_not_overflow(sign, isa):
     assert MAX_COLUMNS == 133_144
     sums = torch.tensor([sign * MAX_COLUMNS * 127**2, 0, sign * (MAX_COLUMNS - 1) * 127**2])
     assert torch.equal(y, sums.to(torch.float32).expand(2, 3))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("columns", [1, 64, 70])
+def test_two_products_at_once_are_their_sum(shape, columns, isa):
+    *one, bias = operands(*shape)
+    *two, bias2 = operands(shape[0], columns, shape[2])
+    for a, b in ((bias, bias2), (bias, None), (None, bias2), (None, None)):
+        apart = int8_linear(*one, a, int8_linear(*two, b))
+        assert same(int8_linear_two(*one, a, *two, b), apart)
+        assert same(OPS["int8_linear_two"].reference(*one, a, *two, b), apart)
+
+
+def test_two_products_that_do_not_fit():
+    *one, bias = operands(6, 4, 5)
+    *two, bias2 = operands(6, 3, 5)
+    with pytest.raises(ValueError, match=r"`x2` must have the shape \[6, columns\]"):
+        int8_linear_two(*one, bias, two[0][:4], two[1][:4], *two[2:], bias2)
+    with pytest.raises(ValueError, match=r"`w2` must have the shape \[5, columns\]"):
+        int8_linear_two(*one, bias, *two[:2], two[2][:4], two[3][:4], bias2[:4])
+    with pytest.raises(ValueError, match=r"`w2` must have the shape \[outputs, 3\], the columns of `x2`"):
+        int8_linear_two(*one, bias, *two[:2], one[2], one[3], bias2)
 
 
 def test_longer_sums_are_refused():

@@ -137,7 +137,7 @@ def _run(
     if adjacency is None:
         added = [rows, *[None] * (len(weights) - 1)]
         return [w.forward(x, b, r) for w, b, r in zip(weights, biases, added, strict=True)], ()
-    if len(weights) > 1:
+    if len(weights) > 1 and (spec.first == "multiply" or rows is not None):
         rows = weights[1].forward(x, biases[1], rows)
     if spec.first == "multiply":
         h = weights[0].forward_rows(x, seeds.of_activation())
@@ -148,7 +148,10 @@ def _run(
     z = adjacency.sum_of_data(x) if again else adjacency.sum_rows(x, seeds.of_sum())
     if watch is not None:
         watch.see("z", adjacency.sum(x, None, None), z)
-    return [weights[0].forward(z, biases[0], rows)], () if spec.entry.plan is not None else z
+    kept = () if spec.entry.plan is not None else z
+    if len(weights) > 1 and rows is None:
+        return [weights[0].forward_two(z, biases[0], weights[1], x, biases[1])], kept
+    return [weights[0].forward(z, biases[0], rows)], kept
 
 
 def products(

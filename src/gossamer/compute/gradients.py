@@ -75,18 +75,19 @@ def through(
     if adjacency is None:
         return _through_products(zip(douts, weights, strict=True), x, seeds, wanted)
     (dout,), drows = douts, None
+    waiting: list[tuple[Weight, Rows]] = []
     if spec.first == "multiply":
         g = dout.rounded(None)
         dh = adjacency.back_rows(g, weights[0].folded, seeds.of_gradient())
         if watch is not None:
             watch.see("dh", adjacency.back(g), dh, weights[0].folded)
-        drows = weights[0].backward(dh) if wanted else None
+        waiting = [(weights[0], dh)] if wanted else []
         first = _dweight(dh, x, weights[0], seeds)
     else:
         z = Rows(*extra) if extra else adjacency.sum_rows(x, seeds.of_sum())  # type: ignore[arg-type]
         first, drows = _through_sum(dout, z, weights[0], adjacency, seeds, wanted, watch)
     own = [(dout, weight) for weight in weights[1:]]
-    drows, others = _through_products(own, x, seeds, wanted, drows)
+    drows, others = _through_products(own, x, seeds, wanted, drows, waiting)
     return drows, [first, *others]
 
 
@@ -106,18 +107,29 @@ def _through_sum(
 
 def _through_products(
     pairs: Iterable[tuple[Gradient | Delivered, Weight]], x: Rows | None, seeds: Seeds, wanted: bool,
-    drows: Tensor | None = None,
+    drows: Tensor | None = None, waiting: Iterable[tuple[Weight, Rows]] = (),
 ) -> Back:  # fmt: skip
-    dweights = []
+    """`waiting` are gradients whose products are part of that of the rows as well."""
+    dweights, behind = [], list(waiting)
     for dout, weight in pairs:
         assert x is not None
         if not wanted:
             dweights.append(dout.times(x, seeds.of_weight_gradient()))
             continue
         g = dout.rounded(weight.folded)
-        drows = weight.backward(g, drows)
+        behind.append((weight, g))
         dweights.append(_dweight(g, x, weight, seeds))
-    return drows, dweights
+    return _sum_of_products(behind, drows), dweights
+
+
+def _sum_of_products(products: list[tuple[Weight, Rows]], drows: Tensor | None) -> Tensor | None:
+    """The gradient of rows that all these weights multiplied, two products at a time."""
+    if drows is None and len(products) > 1:
+        (other, g2), (weight, g), *products = products
+        drows = weight.backward_two(g, other, g2)
+    for weight, g in products:
+        drows = weight.backward(g, drows)
+    return drows
 
 
 def _dweight(g: Rows, x: Rows | None, weight: Weight, seeds: Seeds) -> Tensor:

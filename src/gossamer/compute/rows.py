@@ -60,6 +60,10 @@ class Weight(NamedTuple):
     def forward(self, x: Rows, bias: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         return ops.int8_linear(*x, self.codes, self.scale, bias, rows)
 
+    def forward_two(self, x: Rows, bias: Tensor | None, other: Weight, x2: Rows, bias2: Tensor | None) -> Tensor:
+        """forward(x, bias) plus that of another weight and other rows."""
+        return ops.int8_linear_two(*x, self.codes, self.scale, bias, *x2, other.codes, other.scale, bias2)
+
     def forward_rows(self, x: Rows, noise: int | None) -> Rows:
         return Rows(*ops.int8_linear_rows(*x, self.codes, self.scale, None, None, noise))
 
@@ -71,6 +75,11 @@ class Weight(NamedTuple):
     def backward(self, g: Rows, rows: Tensor | None = None) -> Tensor:
         """g W from rows of gradients that were multiplied by `folded`."""
         return ops.int8_linear(*g, self.transposed, self._ones(), None, rows)
+
+    def backward_two(self, g: Rows, other: Weight, g2: Rows) -> Tensor:
+        """backward(g) plus that of another weight and other rows."""
+        one, two = (*g, self.transposed, self._ones(), None), (*g2, other.transposed, other._ones(), None)
+        return ops.int8_linear_two(*one, *two)
 
     def backward_rows(self, g: Rows, noise: int | None) -> Rows:
         return Rows(*ops.int8_linear_rows(*g, self.transposed, self._ones(), None, None, noise))

@@ -43,6 +43,17 @@ def _int8_linear(
     return out
 
 
+def _int8_linear_two(*args: Tensor | None) -> Tensor:
+    products = [contiguous(*product[:4], as_float(product[4])) for product in (args[:5], args[5:])]
+    (x, _, w, *_), _ = products
+    out = memory.empty([x.size(0), w.size(0)], F32)
+    if out.numel() == 0:
+        return out
+    given = [number for product in products for number in (*(at(tensor) for tensor in product), product[0].size(1))]
+    enough(native.int8_linear_two(*given, at(out), *out.shape, num_threads()))
+    return out
+
+
 def _int8_linear_rows(
     x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, factor: Tensor | None,
     seed: int | None,
@@ -162,6 +173,7 @@ def _sddmm_int8(
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "int8_linear": _int8_linear,
+    "int8_linear_two": _int8_linear_two,
     "int8_linear_rows": _int8_linear_rows,
     "spmm_int8": _spmm_int8,
     "spmm_rows": _spmm_rows,

@@ -16,7 +16,7 @@ from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from .gatv2 import gatv2_logits
 from .head_mean import head_mean_spmm
 from .int8_grad import int8_grad
-from .int8_linear import int8_linear
+from .int8_linear import int8_linear, int8_linear_two
 from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes, quantize_times, spmm_rows
 from .kept_chain import kept_products, kept_rows
 from .linear import column_sums, linear
@@ -57,6 +57,7 @@ __all__ = [
     "head_mean_spmm",
     "int8_grad",
     "int8_linear",
+    "int8_linear_two",
     "int8_linear_heads",
     "int8_linear_rows",
     "kept_codes",

@@ -6,6 +6,8 @@ The sum is an exact int32: at most 133,144 input columns, so that no sum of prod
 can overflow. Row scales
 of x and output scales of w leave the sum, because neither depends on k.
 
+`int8_linear_two` is the sum of two such products, which otherwise would go through memory in between.
+
     d x_scale_i = <dy_i, (y_i - bias - rows_i) / x_scale_i>     d w_scale, d bias alike, by column     d rows = dy
 """
 
@@ -23,21 +25,21 @@ from .quantize_rows import CODE_MAX
 MAX_COLUMNS = (2**31 - 1) // CODE_MAX**2
 
 
-def check_product(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> None:
-    """What every product of int8 rows asks of its operands."""
-    for name, codes in (("x", x), ("w", w)):
+def check_product(
+    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, number: str = ""
+) -> None:
+    """What every product of int8 rows asks of its operands; `number` is part of their names."""
+    names = [name + number for name in ("x", "w", "x_scale", "w_scale", "bias")]
+    for name, codes in zip(names, (x, w), strict=False):
         _checks.dtype_of(name, codes, (torch.int8,))
         _checks.shape_of(name, codes, (None, None), "[rows, columns]")
-    _checks.shape_of("w", w, (None, x.size(1)), f"[outputs, {x.size(1)}], the columns of `x`")
+    _checks.shape_of(names[1], w, (None, x.size(1)), f"[outputs, {x.size(1)}], the columns of `{names[0]}`")
     if x.size(1) > MAX_COLUMNS:
         raise ValueError(
-            f"`x` must have at most {MAX_COLUMNS} columns, or int32 sums overflow (got {x.size(1)}); split it"
+            f"`{names[0]}` must have at most {MAX_COLUMNS} columns, or int32 sums overflow (got {x.size(1)}); split it"
         )
-    for name, scale, count in (
-        ("x_scale", x_scale, x.size(0)),
-        ("w_scale", w_scale, w.size(0)),
-        ("bias", bias, w.size(0)),
-    ):
+    counts = (x.size(0), w.size(0), w.size(0))
+    for name, scale, count in zip(names[2:], (x_scale, w_scale, bias), counts, strict=True):
         if scale is not None:
             _checks.dtype_of(name, scale, (torch.float32,))
             _checks.shape_of(name, scale, (count,), f"[{count}]")
@@ -104,3 +106,25 @@ def int8_linear(
     `rows` are added to the result.
     """
     return int8_linear_op(x.contiguous(), x_scale.contiguous(), w.contiguous(), w_scale.contiguous(), bias, rows)
+
+
+def _check_two(*args: Tensor | None) -> None:
+    one: Any = args[:5]
+    two: Any = args[5:]
+    check_product(*one)
+    check_product(*two, number="2")
+    _checks.shape_of("x2", two[0], (one[0].size(0), None), f"[{one[0].size(0)}, columns], a row for each of `x`")
+    _checks.shape_of("w2", two[2], (one[2].size(0), None), f"[{one[2].size(0)}, columns], an output for each of `w`")
+
+
+def _reference_two(*args: Any) -> Tensor:
+    return _reference(*args[:5], _reference(*args[5:]))
+
+
+int8_linear_two = define(
+    "int8_linear_two(Tensor x, Tensor x_scale, Tensor w, Tensor w_scale, Tensor? bias, Tensor x2, Tensor x2_scale, "
+    "Tensor w2, Tensor w2_scale, Tensor? bias2) -> Tensor",
+    check=_check_two,
+    reference=_reference_two,
+    fake=lambda *args: _fake(*args[:5]),
+)
