@@ -144,8 +144,8 @@ struct PackedProduct {
   }
 };
 
-// The sum of one or two products: floats to `out`, or codes to `to` with terms of the rows. False when there is no memory
-// for the packed operands.
+// The sum of one or two products: floats to `out`, or codes to `to` with terms of the rows. False when there is no
+// memory for the packed operands.
 static bool int8_linear(const Int8Product* products, int count, const float* added, float* out, RowCodes to,
                         HeadTerms terms, int64_t rows, int64_t outs, int threads) {
   const int64_t panels = ceil_div(outs, kPanel);
