@@ -108,17 +108,18 @@ def int8_linear(
     return int8_linear_op(x.contiguous(), x_scale.contiguous(), w.contiguous(), w_scale.contiguous(), bias, rows)
 
 
-def _check_two(*args: Tensor | None) -> None:
-    one: Any = args[:5]
-    two: Any = args[5:]
-    check_product(*one)
-    check_product(*two, number="2")
+def _check_two(*args: Any) -> None:
+    one, two = args[:5], args[5:]
+    for number, product in (("", one), ("2", two)):
+        x, x_scale, w, w_scale, bias = product
+        check_product(x, x_scale, w, w_scale, bias, number)
     _checks.shape_of("x2", two[0], (one[0].size(0), None), f"[{one[0].size(0)}, columns], a row for each of `x`")
     _checks.shape_of("w2", two[2], (one[2].size(0), None), f"[{one[2].size(0)}, columns], an output for each of `w`")
 
 
 def _reference_two(*args: Any) -> Tensor:
-    return _reference(*args[:5], _reference(*args[5:]))
+    x, x_scale, w, w_scale, bias = args[:5]
+    return _reference(x, x_scale, w, w_scale, bias, _reference(*args[5:]))
 
 
 int8_linear_two = define(
