@@ -29,7 +29,7 @@ def check_product(
     x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, number: str = ""
 ) -> None:
     """What every product of int8 rows asks of its operands; `number` is part of their names."""
-    names = [name + number for name in ("x", "w", "x_scale", "w_scale", "bias")]
+    names = [name.replace("#", number) for name in ("x#", "w#", "x#_scale", "w#_scale", "bias#")]
     for name, codes in zip(names, (x, w), strict=False):
         _checks.dtype_of(name, codes, (torch.int8,))
         _checks.shape_of(name, codes, (None, None), "[rows, columns]")
