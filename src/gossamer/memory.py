@@ -8,6 +8,7 @@ the system has such. Only `resize_` is refused by such tensors.
     gs.memory.stats()            what the pool holds
     gs.memory.set_limit(0)       off: every result is a plain torch.empty
     gs.memory.trim()             give all free buffers back to the system now
+    gs.memory.leave_room(n)      give back so many that torch can take n bytes without a higher peak
     gs.memory.use_huge_pages(x)  the same good pages for a tensor that torch allocated
 
 `GOSSAMER_POOL_BYTES` sets the limit at start; the default is an eighth of the memory there is.

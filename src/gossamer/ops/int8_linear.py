@@ -2,9 +2,8 @@
 
     y[i, o] = (x_scale_i * sum over k of x[i, k] w[o, k]) * w_scale_o + bias_o + rows[i, o]
 
-The sum is an exact int32: at most 133,144 input columns, so that no sum of products of codes -127 .. 127
-can overflow. Row scales
-of x and output scales of w leave the sum, because neither depends on k.
+The sum is an exact int32: at most 133,144 input columns, so that no sum of products of codes -127 .. 127 can overflow.
+Row scales of x and output scales of w leave the sum, because neither depends on k.
 
 `int8_linear_two` is the sum of two such products, which otherwise would go through memory in between.
 

@@ -99,8 +99,9 @@ _known: dict[int, _Known] = {}
 
 def remember_sums(dout: Tensor, sums: Tensor) -> None:
     """`sums` are those of the whole contiguous `dout` by column; known until it is changed or gone."""
-    for key in [key for key, known in _known.items() if known.storage.expired()]:
-        del _known[key]
+    for key, known in list(_known.items()):  # a copy: other threads may go backward too
+        if known.storage.expired():
+            _known.pop(key, None)
     storage = StorageWeakRef(dout.untyped_storage())
     _known[storage.cdata] = _Known(storage, dout._version, dout.shape, sums)
 
