@@ -33,14 +33,15 @@ GOSSAMER_INLINE float gat_sum(const GatTerms& a, int64_t e, int64_t i, int64_t j
   return s;
 }
 
-static void gat_row_of(int64_t heads, const Csr& m, const GatTerms& a, float slope, int64_t i, float* out) {
+static void gat_row_of(int64_t heads, const Csr& m, const GatTerms& a, float slope, int64_t i, float* row,
+                       float* log_sums = nullptr) {
   const int64_t begin = m.rowptr[i], end = m.rowptr[i + 1];
   for (int64_t e = begin; e < end; ++e)
     for (int64_t h = 0; h < heads; ++h) {
       const float s = gat_sum(a, e, i, m.col[e], heads, h);
-      out[e * heads + h] = s > 0 ? s : s * slope;
+      row[(e - begin) * heads + h] = s > 0 ? s : s * slope;
     }
-  softmax_row_of(heads, (end - begin) * heads, out + begin * heads);
+  softmax_row_of(heads, (end - begin) * heads, row, log_sums);
 }
 
 static void gat_attention(Csr m, GatTerms a, float slope, float* out, int64_t heads, int threads) {
@@ -55,7 +56,7 @@ static void gat_attention(Csr m, GatTerms a, float slope, float* out, int64_t he
             return activate<kLeakyRelu>(gat_sums<H>(m, a, dst, begin + k / H, count), slope);
           });
         } else {
-          gat_row_of(heads, m, a, slope, i, out);
+          gat_row_of(heads, m, a, slope, i, out + m.rowptr[i] * heads);
         }
       }
     });

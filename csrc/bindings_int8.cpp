@@ -30,7 +30,7 @@ void define_int8(nb::module_& m) {
          Address codes, Address scale, Address factor, bool stochastic, uint64_t seed, Address att, Address terms,
          int64_t count, int64_t heads, int64_t rows, int64_t in, int64_t outs, int threads) {
         const Int8Product one = {rows_of(x, x_scale), rows_of(w, w_scale), at<float>(bias), in};
-        return kernels().int8_linear(&one, 1, at<float>(added), at<float>(out),
+        return kernels().int8_linear(&one, 1, at<float>(added), {}, at<float>(out),
                                      codes_to(codes, scale, factor, stochastic, seed),
                                      {at<float>(att), at<float>(terms), count, heads}, rows, outs, threads);
       });
@@ -40,7 +40,14 @@ void define_int8(nb::module_& m) {
          int threads) {
         const Int8Product two[] = {{rows_of(x, x_scale), rows_of(w, w_scale), at<float>(bias), in},
                                    {rows_of(x2, x2_scale), rows_of(w2, w2_scale), at<float>(bias2), in2}};
-        return kernels().int8_linear(two, 2, nullptr, at<float>(out), {}, {}, rows, outs, threads);
+        return kernels().int8_linear(two, 2, nullptr, {}, at<float>(out), {}, {}, rows, outs, threads);
+      });
+  def(m, "int8_linear_plus",
+      [](Address x, Address x_scale, Address w, Address w_scale, Address left, Address right, int64_t rank, Address out,
+         int64_t rows, int64_t in, int64_t outs, int threads) {
+        const Int8Product one = {rows_of(x, x_scale), rows_of(w, w_scale), nullptr, in};
+        return kernels().int8_linear(&one, 1, nullptr, {at<float>(left), at<float>(right), rank}, at<float>(out), {},
+                                     {}, rows, outs, threads);
       });
   def(m, "spmm_rows",
       [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
@@ -71,40 +78,57 @@ void define_int8(nb::module_& m) {
       [](Address dout, Address x, Address scale, Address shift, Address mean, Address by_x, Address constant, int act,
          float slope, double p, uint64_t seed, Address codes, Address row_scale, Address factor, bool stochastic,
          uint64_t noise, Address codes2, Address row_scale2, Address factor2, bool stochastic2, uint64_t noise2,
-         Address partial, Address sums, int64_t rows, int64_t cols, int threads) {
+         Address origin, Address dots, int64_t heads, Address partial, Address sums, int64_t rows, int64_t cols,
+         int threads) {
         const RowCodes two[2] = {codes_to(codes, row_scale, factor, stochastic, noise),
                                  codes_to(codes2, row_scale2, factor2, stochastic2, noise2)};
-        return kernels().affine_backward_rows(at<float>(dout), at<float>(x),
-                                              {at<float>(scale), at<float>(shift), at<float>(mean), nullptr},
-                                              {at<float>(by_x), at<float>(constant)}, {act, slope, p, seed}, two,
-                                              at<float>(partial), at<float>(sums), rows, cols, threads);
+        return kernels().affine_backward_rows(
+            at<float>(dout), at<float>(x), {at<float>(scale), at<float>(shift), at<float>(mean), nullptr},
+            {at<float>(by_x), at<float>(constant)}, {act, slope, p, seed}, two,
+            {at<float>(origin), at<float>(dots), heads}, at<float>(partial), at<float>(sums), rows, cols, threads);
       });
   m.def("grad_slabs", &grad_slabs);
   m.attr("GRAD_CHUNK") = kGradChunk;
   def_grad(m, "int8_grad_f32", &Kernels::int8_grad_f32);
   def_grad(m, "int8_grad_int8", &Kernels::int8_grad_int8);
+  def(m, "int8_grad_exact",
+      [](Address g, Address x, Address scale, Address partial, Address dw, int64_t rows, int64_t outs, int64_t in,
+         int threads) {
+        kernels().int8_grad_exact(at<float>(g), rows_of(x, scale), at<float>(partial), at<float>(dw), rows, outs, in,
+                                  threads);
+      });
   def(m, "sddmm_int8",
       [](Address rowptr, Address col, int64_t n, Address a, Address a_scale, Address b, Address b_scale, Address out,
          int64_t cols, int64_t heads, int threads) {
         kernels().sddmm_int8(csr(rowptr, col, n), rows_of(a, a_scale), rows_of(b, b_scale), at<float>(out), cols, heads,
                              threads);
       });
-  def(m, "gat_backward_int8",
-      [](Address rowptr, Address col, int64_t n, Address a_src, Address a_dst, Address a_edge, float slope, Address p,
-         double drop, uint64_t seed, Address g, Address g_scale, Address h, Address h_scale, Address pairs,
-         Address da_dst, int64_t cols, int64_t heads, int threads) {
-        return kernels().gat_backward_int8(csr(rowptr, col, n), {at<float>(a_src), at<float>(a_dst), at<float>(a_edge)},
-                                           slope, at<float>(p), drop, seed, rows_of(g, g_scale), rows_of(h, h_scale),
-                                           at<float>(pairs), at<float>(da_dst), cols, heads, threads);
+  def(m, "gat_sum_int8",
+      [](Address rowptr, Address col, int64_t n, Address a_src, Address a_dst, Address a_edge, float slope, double drop,
+         uint64_t seed, Address h, Address h_scale, Address bias, Address out, Address log_sums, Address g,
+         Address g_scale, Address dots, int64_t cols, int64_t heads, int threads) {
+        return kernels().gat_sum_int8(csr(rowptr, col, n), {at<float>(a_src), at<float>(a_dst), at<float>(a_edge)},
+                                      {slope, drop, seed}, rows_of(h, h_scale), at<float>(bias), at<float>(out),
+                                      at<float>(log_sums), rows_of(g, g_scale), at<float>(dots), cols, heads, threads);
       });
-  def(m, "gat_sources_int8",
-      [](Address t_rowptr, Address t_col, int64_t n, Address t_perm, Address pairs, Address g, Address g_scale,
-         Address da_src, Address da_dst, Address att_src, Address att_dst, Address out, Address codes, Address scale,
-         Address factor, bool stochastic, uint64_t seed, int64_t cols, int64_t heads, int threads) {
-        return kernels().gat_sources_int8(
-            csr(t_rowptr, t_col, n), at<int64_t>(t_perm), at<float>(pairs), rows_of(g, g_scale),
-            {at<float>(da_src), at<float>(da_dst), at<float>(att_src), at<float>(att_dst)}, at<float>(out),
-            codes_to(codes, scale, factor, stochastic, seed), cols, heads, threads);
+  def(m, "gat_backward_int8",
+      [](Address t_rowptr, Address t_col, int64_t n, Address t_perm, Address a_src, Address a_dst, Address a_edge,
+         float slope, double drop, uint64_t seed, Address log_sums, Address dots, Address g, Address g_scale, Address h,
+         Address h_scale, Address ds, Address da_src, Address records, int64_t num_dst, int64_t stride, Address out,
+         Address codes, Address scale, Address factor, bool stochastic, uint64_t noise, int64_t cols, int64_t heads,
+         int threads) {
+        const GatBackward given = {at<int64_t>(t_perm),
+                                   {at<float>(a_src), at<float>(a_dst), at<float>(a_edge)},
+                                   at<float>(log_sums),
+                                   at<float>(dots),
+                                   at<float>(ds),
+                                   at<float>(da_src),
+                                   at<float>(records),
+                                   num_dst,
+                                   stride};
+        return kernels().gat_backward_int8(csr(t_rowptr, t_col, n), given, {slope, drop, seed}, rows_of(g, g_scale),
+                                           rows_of(h, h_scale), at<float>(out),
+                                           codes_to(codes, scale, factor, stochastic, noise), cols, heads, threads);
       });
 }
 

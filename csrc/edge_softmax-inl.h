@@ -26,9 +26,16 @@ GOSSAMER_INLINE f32x16 exp_nonpositive(f32x16 x) {
   return select(x < splat(-87.0f), splat(0.0f), select(x != x, x, scaled));
 }
 
+// By lane, its head's largest logit and the sum of e^(logit - largest).
+struct SoftmaxSums {
+  f32x16 top, sum;
+};
+// The logarithm of the sum of e^logit; infinity where all weights are 0.
+GOSSAMER_INLINE float log_sum(float top, float sum) { return sum == 0 ? __builtin_inff() : top + __builtin_logf(sum); }
+
 // The row at p from logits(k, count), which gives its elements k .. k + 15, of which `count` are there.
 template <int H, typename F>
-GOSSAMER_INLINE void softmax_row(int64_t n, float* p, const F& logits) {
+GOSSAMER_INLINE SoftmaxSums softmax_row(int64_t n, float* p, const F& logits) {
   const int64_t whole = n / kLanes * kLanes, rest = n - whole;
   const f32x16 lowest = splat(-__builtin_inff());
   f32x16 top = lowest, tail = lowest;
@@ -51,14 +58,16 @@ GOSSAMER_INLINE void softmax_row(int64_t n, float* p, const F& logits) {
   const f32x16 inverse = select(sum != splat(0.0f), splat(1.0f) / sum, splat(0.0f));
   for (int64_t k = 0; k < whole; k += kLanes) store(p + k, load<f32x16>(p + k) * inverse);
   if (rest) put_part(p + whole, tail * inverse, rest, false);
+  return {top, sum};
 }
 
-// Any number of heads: the row at p, whose logits stand there.
-static void softmax_row_of(int64_t heads, int64_t n, float* p) {
+// Any number of heads: the row at p, whose logits stand there; `log_sums` by head, if it is there.
+static void softmax_row_of(int64_t heads, int64_t n, float* p, float* log_sums = nullptr) {
   for (int64_t h = 0; h < heads; ++h) {
     float top = -__builtin_inff();
     for (int64_t k = h; k < n; k += heads) top = max_of(top, p[k]);
     if (top == -__builtin_inff()) top = 0;
+    if (log_sums) log_sums[h] = top;
     for (int64_t k = h; k < n; k += heads) p[k] -= top;
   }
   for (int64_t k = 0; k < n; k += kLanes) put_part(p + k, exp_nonpositive(load_part(p + k, n - k)), n - k, false);
@@ -66,6 +75,7 @@ static void softmax_row_of(int64_t heads, int64_t n, float* p) {
     float sum = 0;
     for (int64_t k = h; k < n; k += heads) sum += p[k];
     const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+    if (log_sums) log_sums[h] = log_sum(log_sums[h], sum);
     for (int64_t k = h; k < n; k += heads) p[k] *= inverse;
   }
 }

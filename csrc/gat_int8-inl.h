@@ -1,5 +1,6 @@
-// The backward of GAT's attention and weighted sum on int8 rows, in two passes over the edges (ops/gat_int8.py): by
-// destination, where softmax needs the whole row, and by source, where gradients of rows are summed.
+// GAT's attention and weighted sum on int8 rows (ops/gat_int8.py): forward by destination, where softmax needs the
+// whole row, backward by source alone. Weights of edges are made where they are used, in a thread's scratch, both
+// times.
 
 // Values per edge and head are handled as flat vectors. Lane l of a row belongs to head l % heads, and so it does again
 // after `period` values, a whole number of vectors and of edges.
@@ -17,58 +18,16 @@ struct HeadLanes {
     }
     spread(lanes);
   }
+  int64_t next(int64_t lane) const { return lane + kLanes < period ? lane + kLanes : 0; }
   // The first lanes, one per head, to all others.
   void spread(float* lanes) const {
     for (int64_t l = heads; l < period; ++l) lanes[l] = lanes[l - heads];
   }
 };
 
+template <int H>
 GOSSAMER_INLINE void copy_heads(float* to, const float* from, int64_t heads) {
-  switch (heads) {
-    case 1:
-      std::memcpy(to, from, 4);
-      break;
-    case 2:
-      std::memcpy(to, from, 8);
-      break;
-    case 4:
-      std::memcpy(to, from, 16);
-      break;
-    case 8:
-      std::memcpy(to, from, 32);
-      break;
-    default:
-      std::memcpy(to, from, size_t(heads) * 4);
-  }
-}
-
-// The dot product of each head's columns, times scale.
-GOSSAMER_INLINE void head_dots(const int8_t* a, const int8_t* b, int64_t heads, int64_t width, float scale,
-                               float* out) {
-  int64_t h = 0;
-#if defined(__AVX512BW__)
-  if (width % 32 == 0)
-    for (; h + 4 <= heads; h += 4) {
-      __m512i sums[4];
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) {
-        const int8_t *ak = a + (h + k) * width, *bk = b + (h + k) * width;
-        sums[k] = _mm512_setzero_si512();
-        for (int64_t c = 0; c < width; c += 32)
-          sums[k] = _mm512_add_epi32(
-              sums[k], _mm512_madd_epi16(_mm512_cvtepi8_epi16(load256(ak + c)), _mm512_cvtepi8_epi16(load256(bk + c))));
-      }
-      const auto halves = [](__m512i x, __m512i y) {
-        return _mm512_add_epi32(_mm512_unpacklo_epi32(x, y), _mm512_unpackhi_epi32(x, y));
-      };
-      const __m512i low = halves(sums[0], sums[1]), high = halves(sums[2], sums[3]);
-      const __m512i each = _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
-      const __m256i two = _mm256_add_epi32(_mm512_castsi512_si256(each), _mm512_extracti64x4_epi64(each, 1));
-      const __m128i one = _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
-      _mm_storeu_ps(out + h, _mm_mul_ps(_mm_cvtepi32_ps(one), _mm_set1_ps(scale)));
-    }
-#endif
-  for (; h < heads; ++h) out[h] = float(dot(a + h * width, b + h * width, width)) * scale;
+  std::memcpy(to, from, size_t(H > 0 ? H : heads) * sizeof(float));
 }
 
 static int64_t longest_row(const int64_t* rowptr, int64_t first, int64_t last) {
@@ -77,132 +36,297 @@ static int64_t longest_row(const int64_t* rowptr, int64_t first, int64_t last) {
   return most;
 }
 
-// Scratch of one destination: per edge and head dp (later ds), the logit before leaky, and w, the weight after dropout;
-// per lane the sum of ds, the mean of dp under p, and a_dst. The lanes of a last vector beyond the row are zero.
+// What one source and the edges at hand need: per edge and head a_dst, the logarithm of softmax's sum, the mean of dp,
+// a_edge, the products of codes (later ds), w (later q), g's scale and the words of dropout's index; per lane a_src,
+// the sum of ds, the factor that makes weights integers, and the bits of the largest.
 struct GatScratch {
-  float *dp, *logits, *w, *sums, *mean, *dst;
+  float *dst, *log_sums, *mean, *edge, *ds, *w, *scale, *src, *da, *by;
+  int32_t *top, *shifts;
+  uint32_t *low, *high;
 };
 
-// From p, dp and logits to w, ds and the sums of ds; edge: a_edge of the row's first, or null.
-GOSSAMER_INLINE void gat_row_backward(const GatScratch& s, const float* p, const float* edge, float slope, int64_t n,
-                                      uint64_t index, const DropRule* rule, const HeadLanes& lanes) {
-  const auto next = [&](int64_t l) { return l + kLanes < lanes.period ? l + kLanes : 0; };
-  std::memset(s.sums, 0, size_t(lanes.period) * sizeof(float));
-  std::memset(s.mean, 0, size_t(lanes.period) * sizeof(float));
-  for (int64_t c = 0, l = 0; c < n; c += kLanes, l = next(l)) {
-    const f32x16 weight = load_part(p + c, n - c);
-    f32x16 d = load<f32x16>(s.dp + c), dropped = weight;
+// From products of codes to w, times the scale of its row, and ds, and the sums of ds.
+GOSSAMER_INLINE void gat_edges_backward(GatScratch s, float own_scale, bool has_edge, float slope, const DropRule* rule,
+                                        HeadLanes lanes, int64_t n) {
+  std::memset(s.top, 0, size_t(lanes.period) * sizeof(int32_t));
+  for (int64_t c = 0, l = 0; c < n; c += kLanes, l = lanes.next(l)) {
+    f32x16 logit = load<f32x16>(s.src + l) + load<f32x16>(s.dst + c);
+    if (has_edge) logit = logit + load<f32x16>(s.edge + c);
+    const f32x16 below = activate<kLeakyRelu>(logit, slope) - load<f32x16>(s.log_sums + c);
+    const f32x16 p = select(below > splat(80.0f), splat(__builtin_inff()), exp_nonpositive(below));
+    const f32x16 scale = load<f32x16>(s.scale + c);
+    const u32x16 dots = load<u32x16>(s.ds + c) - load<u32x16>(s.shifts + l);
+    f32x16 w = p, dp = to_float(bits_of<i32x16>(dots)) * (scale * own_scale);
     if (rule) {
-      i32x16 kept;
-      d = drop16<false>(d, *rule, index + uint64_t(c), &kept);
-      dropped = select(kept, weight * rule->scale, splat(0.0f));
-      store(s.dp + c, d);
+      const u32x16 words = mix(load<u32x16>(s.low + c), load<u32x16>(s.high + c), rule->key);
+      const i32x16 kept = rule->none ? splat(0) : words >= splat(rule->threshold);
+      w = select(kept, w * rule->scale, splat(0.0f));
+      dp = select(kept, dp * rule->scale, splat(0.0f));
     }
-    store(s.w + c, dropped);
-    store(s.mean + l, load<f32x16>(s.mean + l) + weight * d);
+    const f32x16 ds = p * (dp - load<f32x16>(s.mean + c)) * derivative<kLeakyRelu>(logit, slope);
+    const f32x16 there = keep_part(ds, n - c, 0.0f), scaled = keep_part(w * scale, n - c, 0.0f);
+    store(s.ds + c, there);
+    store(s.w + c, scaled);
+    store(s.da + l, load<f32x16>(s.da + l) + there);
+    store(s.top + l, maximum(load<i32x16>(s.top + l), bits_of<i32x16>(scaled) & 0x7fffffff));
   }
-  lanes.fold(s.mean);
-  for (int64_t c = 0, l = 0; c < n; c += kLanes, l = next(l)) {
-    f32x16 logit = load<f32x16>(s.logits + c) + load<f32x16>(s.dst + l);
-    if (edge) logit = logit + load_part(edge + c, n - c);
-    const f32x16 centred = load_part(p + c, n - c) * (load<f32x16>(s.dp + c) - load<f32x16>(s.mean + l));
-    const f32x16 ds = centred * derivative<kLeakyRelu>(logit, slope);
-    store(s.dp + c, ds);
-    store(s.sums + l, load<f32x16>(s.sums + l) + ds);
-  }
-  lanes.fold(s.sums);
 }
 
-// pairs[e] = (w_e, ds_e), heads of each; da_dst: the sums of ds by destination.
-static bool gat_backward_int8(Csr m, GatTerms a, float slope, const float* p, double drop, uint64_t seed, Int8Rows g,
-                              Int8Rows h, float* pairs, float* da_dst, int64_t cols, int64_t heads, int threads) {
+// w of the edges as integers.
+template <int H>
+GOSSAMER_INLINE void round_weights(GatScratch s, HeadLanes lanes, int64_t edges, EdgeCodes to) {
+  const int64_t heads = H > 0 ? H : lanes.heads, n = edges * heads;
+  for (int64_t h = 0; h < heads; ++h) {
+    int32_t top = 0;  // magnitudes order like their bits, NaN and infinity above all numbers
+    for (int64_t l = h; l < lanes.period; l += heads) top = max_of(top, s.top[l]);
+    const float largest = bits_of<float>(top);
+    const bool finite = top < 0x7f800000, some = finite && largest >= kTiny;
+    to.step[h] = !finite ? __builtin_nanf("") : some ? largest / kWeightMax : 0.0f;
+    s.by[h] = some ? kWeightMax / largest : 0.0f;
+  }
+  lanes.spread(s.by);
+  std::memset(s.top, 0, size_t(lanes.period) * sizeof(int32_t));
+  for (int64_t c = 0, l = 0; c < n; c += kLanes, l = lanes.next(l)) {
+    const f32x16 by = load<f32x16>(s.by + l);
+    const i32x16 q = nearest_int(select(by != splat(0.0f), load<f32x16>(s.w + c) * by, splat(0.0f)));
+    store(s.top + l, load<i32x16>(s.top + l) + q);
+#if defined(__AVX512VNNI__)
+    if constexpr (H == 4) {  // four edges by four heads: a group, but for the order
+      const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+      const __m512i codes = bits_of<__m512i>(q.part[0]);
+      const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(codes, _mm512_set1_epi32(128)), 8);
+      const auto put = [order](Code* at, __m512i x) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(x), order));
+      };
+      put(to.high + c, upper);
+      put(to.low + c, codes);
+      continue;
+    }
+#endif
+    store(s.w + c, q);
+  }
+  for (int64_t h = 0; h < heads; ++h) {
+    to.sums[h] = 0;
+    for (int64_t l = h; l < lanes.period; l += heads) to.sums[h] += s.top[l];
+  }
+  if (H == 4 && kGroup == 4) return;  // lanes beyond the last edge are zero
+  Code *high = to.high, *low = to.low;
+  const float* w = s.w;
+  for (int64_t e = 0; e < ceil_div(edges, kGroup) * kGroup; ++e)
+    for (int64_t h = 0; h < heads; ++h)
+      put_code(high, low, (e / kGroup * heads + h) * kGroup + e % kGroup,
+               e < edges ? bits_of<int32_t>(w[e * heads + h]) : 0);
+}
+
+// w = dropout(softmax) of the edges of row i, [degree, heads], and by head the logarithm of what softmax divided by.
+template <int H>
+GOSSAMER_INLINE void gat_weights(const Csr& m, const GatTerms& a, float slope, const DropRule* rule, int64_t i,
+                                 int64_t heads, float* w, float* log_sums) {
+  const int64_t begin = m.rowptr[i], n = (m.rowptr[i + 1] - begin) * heads;
+  if constexpr (H > 0) {
+    const f32x16 dst = dst_lanes<H>(a, i);
+    const SoftmaxSums found = softmax_row<H>(n, w, [&](int64_t k, int64_t count) {
+      return activate<kLeakyRelu>(gat_sums<H>(m, a, dst, begin + k / H, count), slope);
+    });
+    float top[kLanes], sum[kLanes];
+    store(top, found.top);
+    store(sum, found.sum);
+    for (int h = 0; h < H; ++h) log_sums[h] = log_sum(top[h], sum[h]);
+  } else {
+    gat_row_of(heads, m, a, slope, i, w, log_sums);
+  }
+  i32x16 kept;
+  for (int64_t c = 0; rule && c < n; c += kLanes)
+    put_part(w + c, drop16<false>(load_part(w + c, n - c), *rule, uint64_t(begin * heads + c), &kept), n - c, false);
+}
+
+// A thread's scratch.
+struct GatRoom {
+  HeadLanes lanes;
+  int64_t room;
+  Buffer<float> floats, steps, row;
+  Buffer<int32_t> ints, sums;
+  Buffer<uint32_t> words;
+  Buffer<Code> codes;
+  Buffer<int8_t> none;
+  const int8_t* rows[kGatEdges + 1] = {};
+  GatRoom(int64_t cols, int64_t heads)
+      : lanes(heads),
+        room(padded(kGatEdges * heads)),
+        floats(7 * room + 3 * lanes.period),
+        steps(heads),
+        row(cols),
+        ints(2 * lanes.period),
+        sums(heads),
+        words(2 * room),
+        codes(2 * room),
+        none(cols) {
+    rows[kGatEdges] = none.data;
+  }
+  bool enough() const {
+    return floats.data && steps.data && row.data && ints.data && sums.data && words.data && codes.data && none.data;
+  }
+  GatScratch scratch() const {
+    float *f = floats.data, *lane = f + 7 * room;
+    return {f,
+            f + room,
+            f + 2 * room,
+            f + 3 * room,
+            f + 4 * room,
+            f + 5 * room,
+            f + 6 * room,
+            lane,
+            lane + lanes.period,
+            lane + 2 * lanes.period,
+            ints.data,
+            ints.data + lanes.period,
+            words.data,
+            words.data + room};
+  }
+  EdgeCodes weights() { return {codes.data, codes.data + room, sums.data, steps.data, rows}; }
+};
+
+// out_i = sum over the edges of w_e h_j + bias, and log_sums; or, where `dots` is there, in place of out_i its product
+// with g_i by head.
+static bool gat_sum_int8(Csr m, GatTerms a, GatRule rule, Int8Rows h, const float* bias, float* out, float* log_sums,
+                         Int8Rows g, float* dots, int64_t cols, int64_t heads, int threads) {
   const int64_t width = cols / heads, nnz = m.rowptr[m.num_dst];
-  const HeadLanes lanes(heads);
-  const DropRule dropping = drop_rule(drop, seed);
+  const DropRule dropping = drop_rule(rule.drop, rule.seed);
+  const bool streaming = !dots && width % kLanes == 0 && streams(out, m.num_dst * cols);
   bool enough = true;
-  parallel_rows(m.rowptr, m.num_dst, cols, threads, [&](int64_t first, int64_t last) {
-    const int64_t room = padded(longest_row(m.rowptr, first, last) * heads) + kLanes;
-    Buffer<float> scratch(3 * room + 3 * lanes.period);
-    if (!scratch.data) {
-      __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
-      return;
-    }
-    float *rows = scratch.data, *by_lane = rows + 3 * room;
-    const GatScratch s = {
-        rows, rows + room, rows + 2 * room, by_lane, by_lane + lanes.period, by_lane + 2 * lanes.period};
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t begin = m.rowptr[i], end = m.rowptr[i + 1], n = (end - begin) * heads;
-      for (int64_t e = begin; e < end; ++e) {
-        if (e + kPrefetchEdges < nnz) {
-          const int64_t ahead = m.col[e + kPrefetchEdges];
-          prefetch_bytes(h.codes + ahead * cols, cols);
-          __builtin_prefetch(a.src + ahead * heads);
-          __builtin_prefetch(h.scale + ahead);
-        }
-        const int64_t j = m.col[e], at = (e - begin) * heads;
-        head_dots(g.codes + i * cols, h.codes + j * cols, heads, width, g.scale[i] * h.scale[j], s.dp + at);
-        copy_heads(s.logits + at, a.src + j * heads, heads);
+  by_heads(heads, [&](auto tag) {
+    constexpr int H = decltype(tag)::value;
+    parallel_rows(m.rowptr, m.num_dst, cols, threads, [&](int64_t first, int64_t last) {
+      Buffer<float> weights(padded(longest_row(m.rowptr, first, last) * heads)), scratch(cols);
+      if (!weights.data || !scratch.data) {
+        __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
+        return;
       }
-      std::memset(s.dp + n, 0, kLanes * sizeof(float));
-      if (a.dst) copy_heads(s.dst, a.dst + i * heads, heads);
-      lanes.spread(s.dst);
-      gat_row_backward(s, p + begin * heads, a.edge ? a.edge + begin * heads : nullptr, slope, n,
-                       uint64_t(begin * heads), drop > 0 ? &dropping : nullptr, lanes);
-      for (int64_t e = begin; e < end; ++e) {
-        copy_heads(pairs + e * 2 * heads, s.w + (e - begin) * heads, heads);
-        copy_heads(pairs + (e * 2 + 1) * heads, s.dp + (e - begin) * heads, heads);
+      const EdgeWeight by_edge = {weights.data, h.scale, nullptr, heads};
+      const auto add = [bias](int64_t c) { return RowAdd<int8_t>{bias ? bias + c : nullptr, nullptr, 0, nullptr}; };
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t begin = m.rowptr[i], n = m.rowptr[i + 1] - begin;
+        gat_weights<H>(m, a, rule.slope, rule.drop > 0 ? &dropping : nullptr, i, heads, weights.data,
+                       log_sums + i * heads);
+        const Csr here = {nullptr, m.col + begin, 0};
+        float* row = dots ? scratch.data : out + i * cols;
+        const RowEdges edges = {0, n, nnz - begin, streaming, 1.0f};
+        for (int64_t k = 0; k < heads; ++k)
+          spmm_columns(here, by_edge, edges, add, k, h.codes, row, cols, k * width, (k + 1) * width);
+        if (dots) code_dots(g.codes + i * cols, g.scale[i], row, nullptr, heads, width, dots + i * heads);
       }
-      copy_heads(da_dst + i * heads, s.sums, heads);
-    }
+      stream_fence();
+    });
   });
   return enough;
 }
 
-// row += da att, head by head.
-GOSSAMER_INLINE void add_terms(float* row, const float* da, const float* att, int64_t heads, int64_t width) {
-  for (int64_t h = 0; h < heads; ++h)
-    for (int64_t c = h * width; c < (h + 1) * width; ++c) row[c] += da[h] * att[c];
+// What an edge reads of its destination, together: a_dst, log_sums and the mean of dp, heads of each, and g's scale.
+static void gat_records(const GatBackward& b, const float* g_scale, int64_t heads, int threads) {
+  parallel_for(b.num_dst, 4096, threads, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      float* to = b.records + i * b.stride;
+      for (int64_t h = 0; h < heads; ++h) {
+        to[h] = b.terms.dst ? b.terms.dst[i * heads + h] : 0.0f;
+        to[heads + h] = b.log_sums[i * heads + h];
+        to[2 * heads + h] = b.dots[i * heads + h];
+      }
+      to[3 * heads] = g_scale[i];
+    }
+  });
 }
 
-// By source: da_src, the sums of ds; rows of the sum of w_e g_i + da_src att_src (+ da_dst att_dst, where the sources
-// are the destinations), to `out` or as codes.
-static bool gat_sources_int8(Csr t, const int64_t* perm, const float* pairs, Int8Rows g, GatSources terms, float* out,
-                             RowCodes to, int64_t cols, int64_t heads, int threads) {
-  const int64_t width = cols / heads, nnz = t.rowptr[t.num_dst];
+// Edges begin .. begin + n - 1 out of a source whose row of codes is `own`: what they need, into the scratch.
+template <int H>
+GOSSAMER_INLINE void read_edges(Csr t, GatBackward b, const int8_t* g, const int8_t* own, GatScratch s,
+                                const int8_t** rows, int64_t cols, int64_t given_heads, bool drops, int64_t begin,
+                                int64_t n) {
+  const int64_t heads = H > 0 ? H : given_heads, width = cols / heads, nnz = t.rowptr[t.num_dst];
+  const bool wide = (nnz * heads) >> 32;
+  for (int64_t k = 0; k < n; ++k) {
+    const int64_t e = begin + k, ahead = e + kPrefetchEdges, at = k * heads;
+    if (ahead < nnz) {
+      prefetch_bytes(b.records + t.col[ahead] * b.stride, (3 * heads + 1) * int64_t(sizeof(float)));
+      prefetch_bytes(g + t.col[ahead] * cols, cols / 2);  // the other half later: few requests can be in flight
+    }
+    const int64_t i = t.col[e], place = b.perm[e] * heads;
+    const float* record = b.records + i * b.stride;
+    copy_heads<H>(s.dst + at, record, heads);
+    copy_heads<H>(s.log_sums + at, record + heads, heads);
+    copy_heads<H>(s.mean + at, record + 2 * heads, heads);
+    const float scale = record[3 * heads];
+    for (int64_t l = 0; l < heads; ++l) s.scale[at + l] = scale;
+    if (b.terms.edge) copy_heads<H>(s.edge + at, b.terms.edge + place, heads);
+    if (drops) {
+      for (int64_t l = 0; l < heads; ++l) s.low[at + l] = uint32_t(place) + uint32_t(l);
+      for (int64_t l = 0; wide && l < heads; ++l) s.high[at + l] = uint32_t((place + l) >> 32);
+    }
+    rows[k] = g + i * cols;
+    int32_t* sums = reinterpret_cast<int32_t*>(s.ds + at);
+    head_sums(own, rows[k], heads, width, sums);
+  }
+}
+
+// Sources first .. last - 1.
+template <int H>
+static void gat_sources(Csr t, GatBackward b, GatRule rule, Int8Rows g, Int8Rows h, float* out, RowWriter writer,
+                        GatScratch s, EdgeCodes weights, HeadLanes lanes, float* scratch, int64_t cols, int64_t first,
+                        int64_t last) {
+  const int64_t heads = H > 0 ? H : lanes.heads, width = cols / heads, nnz = t.rowptr[t.num_dst];
+  const DropRule dropping = drop_rule(rule.drop, rule.seed);
+  for (int64_t j = first; j < last; ++j) {
+    float* row = out ? out + j * cols : scratch;
+    if (kGroup == 4) {
+      head_sums(h.codes + j * cols, weights.rows[kGatEdges], heads, width, s.shifts);
+      for (int64_t l = heads; l < lanes.period; ++l) s.shifts[l] = s.shifts[l - heads];
+    }
+    copy_heads<H>(s.src, b.terms.src + j * heads, heads);
+    lanes.spread(s.src);
+    std::memset(s.da, 0, size_t(lanes.period) * sizeof(float));
+    int64_t begin = t.rowptr[j];
+    bool starts = true;
+    do {
+      const int64_t n = min_of(kGatEdges, t.rowptr[j + 1] - begin), groups = ceil_div(n, kGroup);
+      read_edges<H>(t, b, g.codes, h.codes + j * cols, s, weights.rows, cols, heads, rule.drop > 0, begin, n);
+      gat_edges_backward(s, h.scale[j], b.terms.edge, rule.slope, rule.drop > 0 ? &dropping : nullptr, lanes,
+                         n * heads);
+      round_weights<H>(s, lanes, n, weights);
+      for (int64_t k = 0; k < n; ++k) {
+        const int64_t ahead = begin + k + kPrefetchEdges;
+        if (ahead < nnz) {
+          prefetch_bytes(g.codes + t.col[ahead] * cols + cols / 2, cols - cols / 2);
+          __builtin_prefetch(b.ds + b.perm[ahead] * heads, 1);
+        }
+        copy_heads<H>(b.ds + b.perm[begin + k] * heads, s.ds + k * heads, heads);
+      }
+      for (int64_t k = n; k < groups * kGroup; ++k) weights.rows[k] = weights.rows[k - 1];
+      for (int64_t k = 0; k < heads; ++k) sum_codes(weights, heads, k, groups, k * width, (k + 1) * width, starts, row);
+      begin += n;
+      starts = false;
+    } while (begin < t.rowptr[j + 1]);
+    lanes.fold(s.da);
+    copy_heads<H>(b.da_src + j * heads, s.da, heads);
+    if (!out) writer.write(row, row, j);
+  }
+}
+
+// By source j: ds of the edges out of it, each at its place in the graph; da_src, their sum; and rows of the sum of
+// w_e g_i, to `out` or as codes.
+static bool gat_backward_int8(Csr t, GatBackward b, GatRule rule, Int8Rows g, Int8Rows h, float* out, RowCodes to,
+                              int64_t cols, int64_t heads, int threads) {
   const RowWriter writer(to, cols);
   bool enough = true;
+  gat_records(b, g.scale, heads, threads);
   parallel_rows(t.rowptr, t.num_dst, cols, threads, [&](int64_t first, int64_t last) {
-    Buffer<float> weights(longest_row(t.rowptr, first, last) * heads), scratch(cols);
-    if (!weights.data || !scratch.data) {
+    GatRoom room(cols, heads);
+    if (!room.enough()) {
       __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
       return;
     }
-    const EdgeWeight by_edge = {weights.data, nullptr, nullptr, heads};
-    for (int64_t j = first; j < last; ++j) {
-      const int64_t begin = t.rowptr[j], count = t.rowptr[j + 1] - begin;
-      float *da = terms.da_src + j * heads, *row = out ? out + j * cols : scratch.data;
-      for (int64_t h = 0; h < heads; ++h) da[h] = 0;
-      for (int64_t k = 0; k < count; ++k) {
-        const int64_t ahead = begin + k + kPrefetchEdges;
-        if (ahead < nnz) {
-          prefetch_bytes(pairs + perm[ahead] * 2 * heads, 2 * heads * int64_t(sizeof(float)));
-          __builtin_prefetch(g.scale + t.col[ahead]);
-        }
-        const float *pair = pairs + perm[begin + k] * 2 * heads, scale = g.scale[t.col[begin + k]];
-        for (int64_t h = 0; h < heads; ++h) {
-          weights.data[k * heads + h] = pair[h] * scale;
-          da[h] += pair[heads + h];
-        }
-      }
-      const Csr here = {nullptr, t.col + begin, 0};
-      const RowEdges edges = {0, count, nnz - begin, false, 1.0f};
-      const auto nothing = [](int64_t) { return RowAdd<int8_t>{nullptr, nullptr, 0, nullptr}; };
-      for (int64_t h = 0; h < heads; ++h)
-        spmm_columns(here, by_edge, edges, nothing, h, g.codes, row, cols, h * width, (h + 1) * width);
-      add_terms(row, da, terms.att_src, heads, width);
-      if (terms.da_dst) add_terms(row, terms.da_dst + j * heads, terms.att_dst, heads, width);
-      if (!out) writer.write(row, row, j);
-    }
+    by_heads(heads, [&](auto tag) {
+      gat_sources<decltype(tag)::value>(t, b, rule, g, h, out, writer, room.scratch(), room.weights(), room.lanes,
+                                        room.row.data, cols, first, last);
+    });
   });
   return enough;
 }

@@ -5,14 +5,6 @@
 constexpr int64_t kGradGroups = kGradChunk / kGroup;
 constexpr int kGroupBits = 32 / kGroup;
 
-// Sixteen codes of column c on, zero beyond the last.
-GOSSAMER_INLINE i32x16 widen_part(const int8_t* from, int64_t count) {
-  if (count >= kLanes) return widen(from);
-  int8_t part[kLanes] = {};
-  std::memcpy(part, from, size_t(max_of<int64_t>(count, 0)));
-  return widen(part);
-}
-
 // Rows of X as panels [groups][kPanel][kGroup]; sums of each column for taking back the shift by 128.
 static void pack_grad_panels(const int8_t* x, int64_t rows, int64_t in, Code* packed, int32_t* sums) {
   const int64_t panels = ceil_div(in, kPanel);
@@ -31,14 +23,6 @@ static void pack_grad_panels(const int8_t* x, int64_t rows, int64_t in, Code* pa
       Code* panel = packed + (k / kPanel) * kGradGroups * kPanel * kGroup;
       store(panel + (g * kPanel + k % kPanel) * kGroup, together);
     }
-}
-
-template <typename G>
-GOSSAMER_INLINE f32x16 load_float_part(const G* from, int64_t count) {
-  if (count >= kLanes) return load_float(from);
-  G part[kLanes] = {};
-  std::memcpy(part, from, size_t(count) * sizeof(G));
-  return load_float(part);
 }
 
 // H of one chunk as [groups][stride][kGroup], stride a multiple of both kLanes and kRows, and the step of each column.
@@ -128,4 +112,41 @@ static bool int8_grad(const G* g, const float* row_scale, const int8_t* x, uint6
   });
   if (enough) add_slabs(partial, dw, slabs, outs * in, threads);
   return enough;
+}
+
+// The same with G as it is, in float32; for few outputs, as many as sums fit in registers.
+constexpr int kExactOuts = 8;
+template <int K>
+GOSSAMER_INLINE void exact_tile(const float* g, Int8Rows x, int64_t first, int64_t last, int64_t outs, int64_t in,
+                                int64_t c, float* total) {
+  f32x16 sum[K];
+#pragma GCC unroll 8
+  for (int k = 0; k < K; ++k) sum[k] = load_part(total + k * in + c, in - c);
+  for (int64_t i = first; i < last; ++i) {
+    const f32x16 row = load_float_part(x.codes + i * in + c, in - c) * x.scale[i];
+#pragma GCC unroll 8
+    for (int k = 0; k < K; ++k) sum[k] += row * g[i * outs + k];
+  }
+#pragma GCC unroll 8
+  for (int k = 0; k < K; ++k) put_part(total + k * in + c, sum[k], in - c, false);
+}
+
+static void int8_grad_exact(const float* g, Int8Rows x, float* partial, float* dw, int64_t rows, int64_t outs,
+                            int64_t in, int threads) {
+  const int64_t slabs = grad_slabs(rows, outs, in), chunks = ceil_div(rows, kGradChunk);
+  parallel_for(slabs, 1, threads, [&](int64_t first_slab, int64_t last_slab) {
+    for (int64_t slab = first_slab; slab < last_slab; ++slab) {
+      float* total = partial + slab * outs * in;
+      std::memset(total, 0, size_t(outs * in) * sizeof(float));
+      for (int64_t chunk = chunks * slab / slabs; chunk < chunks * (slab + 1) / slabs; ++chunk) {
+        const int64_t first = chunk * kGradChunk, last = min_of(first + kGradChunk, rows);
+        for (int64_t o = 0; o < outs; o += kExactOuts)
+          for (int64_t c = 0; c < in; c += kLanes)
+            by_vectors<kExactOuts>(int(min_of<int64_t>(kExactOuts, outs - o)), [&](auto tag) {
+              exact_tile<decltype(tag)::value>(g + o, x, first, last, outs, in, c, total + o * in);
+            });
+      }
+    }
+  });
+  add_slabs(partial, dw, slabs, outs * in, threads);
 }

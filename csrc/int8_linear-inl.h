@@ -5,29 +5,24 @@
 #if defined(__AVX512VNNI__)
 constexpr int kGroup = 4;  // u8 x s8, four products an instruction and lane; x + 128 makes the codes unsigned
 typedef int8_t Code;
-GOSSAMER_INLINE i32x16 dot_group(i32x16 acc, i32x16 x, const Code* w) {
-  const i32x16 weights = load<i32x16>(w);
-  acc.part[0] = bits_of<i32x16::Part>(_mm512_dpbusd_epi32(bits_of<__m512i>(acc.part[0]), bits_of<__m512i>(x.part[0]),
-                                                          bits_of<__m512i>(weights.part[0])));
+GOSSAMER_INLINE i32x16 dot_group(i32x16 acc, i32x16 x, i32x16 w) {
+  acc.part[0] = bits_of<i32x16::Part>(
+      _mm512_dpbusd_epi32(bits_of<__m512i>(acc.part[0]), bits_of<__m512i>(x.part[0]), bits_of<__m512i>(w.part[0])));
   return acc;
 }
 #else
 constexpr int kGroup = 2;  // s16 x s16, two products an instruction and lane: nothing saturates
 typedef int16_t Code;
-GOSSAMER_INLINE i32x16 dot_group(i32x16 acc, i32x16 x, const Code* w) {
+GOSSAMER_INLINE i32x16 dot_group(i32x16 acc, i32x16 x, i32x16 w) {
 #if defined(__AVX512BW__)
-  const i32x16 weights = load<i32x16>(w);
-  acc.part[0] +=
-      bits_of<i32x16::Part>(_mm512_madd_epi16(bits_of<__m512i>(x.part[0]), bits_of<__m512i>(weights.part[0])));
+  acc.part[0] += bits_of<i32x16::Part>(_mm512_madd_epi16(bits_of<__m512i>(x.part[0]), bits_of<__m512i>(w.part[0])));
   return acc;
 #elif defined(__AVX2__)
-  const i32x16 weights = load<i32x16>(w);
   GOSSAMER_EACH_PART acc.part[p] +=
-      bits_of<i32x16::Part>(_mm256_madd_epi16(bits_of<__m256i>(x.part[p]), bits_of<__m256i>(weights.part[p])));
+      bits_of<i32x16::Part>(_mm256_madd_epi16(bits_of<__m256i>(x.part[p]), bits_of<__m256i>(w.part[p])));
   return acc;
 #else
-  const i32x16 pairs = load<i32x16>(w);
-  return acc + ((x << 16) >> 16) * ((pairs << 16) >> 16) + (x >> 16) * (pairs >> 16);
+  return acc + ((x << 16) >> 16) * ((w << 16) >> 16) + (x >> 16) * (w >> 16);
 #endif
 }
 #endif
@@ -76,7 +71,7 @@ GOSSAMER_INLINE void int8_tile(const At& at, int64_t groups, const Code* panel, 
       const i32x16 all = splat(group);
 #pragma GCC unroll 8
       for (int v = 0; v < kPanelVectors; ++v)
-        acc[r][v] = dot_group(acc[r][v], all, panel + (g * kPanel + v * kLanes) * kGroup);
+        acc[r][v] = dot_group(acc[r][v], all, load<i32x16>(panel + (g * kPanel + v * kLanes) * kGroup));
     }
   }
 #pragma GCC unroll 8
@@ -144,10 +139,23 @@ struct PackedProduct {
   }
 };
 
-// The sum of one or two products: floats to `out`, or codes to `to` with terms of the rows. False when there is no
-// memory for the packed operands.
-static bool int8_linear(const Int8Product* products, int count, const float* added, float* out, RowCodes to,
-                        HeadTerms terms, int64_t rows, int64_t outs, int threads) {
+// One row of a sum of outer products, at a panel's columns.
+GOSSAMER_INLINE void outer_row(const Outer& outer, int64_t row, int64_t first, int64_t outs, float* to) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kPanelVectors; ++v) {
+    const int64_t o = first + v * kLanes;
+    if (o >= outs) break;
+    f32x16 sum = splat(0.0f);
+    for (int64_t k = 0; k < outer.rank; ++k)
+      sum += load_part(outer.right + k * outs + o, outs - o) * outer.left[row * outer.rank + k];
+    store(to + v * kLanes, sum);
+  }
+}
+
+// The sum of one or two products, or of one and outer products: floats to `out`, or codes to `to` with terms of the
+// rows. False when there is no memory for the packed operands.
+static bool int8_linear(const Int8Product* products, int count, const float* added, Outer outer, float* out,
+                        RowCodes to, HeadTerms terms, int64_t rows, int64_t outs, int threads) {
   const int64_t panels = ceil_div(outs, kPanel);
   const Int8Product none = {{nullptr, nullptr}, {nullptr, nullptr}, nullptr, 0};
   const PackedProduct one(products[0], outs, panels), two(count > 1 ? products[1] : none, count > 1 ? outs : 0, panels);
@@ -176,10 +184,11 @@ static bool int8_linear(const Int8Product* products, int count, const float* add
           for (int r = 0; r < n; ++r)
             two.finish(totals + r * kPanel, row + r, p, nullptr, second + r * kPanel, left, false);
         }
+        for (int r = 0; outer.rank && r < n; ++r) outer_row(outer, row + r, p * kPanel, outs, second + r * kPanel);
         one.tile(codes.data, p, totals);
         for (int r = 0; r < n; ++r) {
           const int64_t here = (row + r) * outs + p * kPanel;
-          const float* plus = count > 1 ? second + r * kPanel : added ? added + here : nullptr;
+          const float* plus = count > 1 || outer.rank ? second + r * kPanel : added ? added + here : nullptr;
           one.finish(totals + r * kPanel, row + r, p, plus, out ? out + here : whole.data + r * outs + p * kPanel, left,
                      streaming);
         }

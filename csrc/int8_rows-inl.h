@@ -80,11 +80,11 @@ static bool chain_rows(ChainRows in, Pointwise pw, RowCodes to, int threads) {
 }
 
 // The backward of norm, activation and dropout by columns (affine_backward), its rows as codes for each of two readers
-// (codes null: none), and the sums of its columns.
+// (codes null: none), the sums of its columns, and by head the products of the first reader's rows with x.
 template <int A>
 static bool affine_backward_rows_as(const float* dout, const float* x, ColumnAffine f, Correction k, Pointwise pw,
-                                    const RowCodes* to, float* partial, float* sums, int64_t rows, int64_t cols,
-                                    int threads) {
+                                    const RowCodes* to, HeadProducts with_x, float* partial, float* sums, int64_t rows,
+                                    int64_t cols, int threads) {
   const Tail t = tail_of(pw);
   const RowWriter writers[2] = {RowWriter(to[0], cols), RowWriter(to[1], cols)};
   const int64_t chunks = ceil_div(rows, kChunkRows), stride = padded(cols);
@@ -107,6 +107,9 @@ static bool affine_backward_rows_as(const float* dout, const float* x, ColumnAff
         }
         for (const RowWriter& writer : writers)
           if (writer.to.codes) writer.write(row, scratch, r);
+        if (with_x.out)
+          code_dots(to[0].codes + r * cols, to[0].scale[r], x + r * cols, with_x.origin, with_x.heads,
+                    cols / with_x.heads, with_x.out + r * with_x.heads);
       }
     }
   });
@@ -114,11 +117,12 @@ static bool affine_backward_rows_as(const float* dout, const float* x, ColumnAff
   return enough;
 }
 static bool affine_backward_rows(const float* dout, const float* x, ColumnAffine f, Correction k, Pointwise pw,
-                                 const RowCodes* to, float* partial, float* sums, int64_t rows, int64_t cols,
-                                 int threads) {
+                                 const RowCodes* to, HeadProducts with_x, float* partial, float* sums, int64_t rows,
+                                 int64_t cols, int threads) {
   bool enough = false;
   by_act(pw.act, [&](auto tag) {
-    enough = affine_backward_rows_as<decltype(tag)::value>(dout, x, f, k, pw, to, partial, sums, rows, cols, threads);
+    enough = affine_backward_rows_as<decltype(tag)::value>(dout, x, f, k, pw, to, with_x, partial, sums, rows, cols,
+                                                           threads);
   });
   return enough;
 }

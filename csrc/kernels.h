@@ -121,11 +121,34 @@ struct GatTerms {
   const float *src, *dst, *edge;
 };
 
-// What attention's logits pass down to the rows of sources: da_src (written) times att_src, and da_dst times att_dst
-// where those rows are also the destinations'; da [nodes, heads], att [columns]; da_dst null: they are not.
-struct GatSources {
-  float* da_src;
-  const float *da_dst, *att_src, *att_dst;
+// How a logit becomes a weight: leaky's slope, and the dropout that follows softmax.
+struct GatRule {
+  float slope;
+  double drop;
+  uint64_t seed;
+};
+
+// What the backward of attention reads and writes beside rows, by source: where in `ds` each edge of the transposed
+// graph stands; the terms; log_sums and dots, [num_dst, heads]; room for a record of each destination.
+struct GatBackward {
+  const int64_t* perm;
+  GatTerms terms;
+  const float *log_sums, *dots;
+  float *ds, *da_src, *records;
+  int64_t num_dst, stride;
+};
+
+// By head the products of rows with x - origin, [rows, heads]; origin null: 0; out null: none.
+struct HeadProducts {
+  const float* origin;
+  float* out;
+  int64_t heads;
+};
+
+// A sum of outer products, left [rows, rank] times right [rank, outs]; rank 0: none.
+struct Outer {
+  const float *left, *right;
+  int64_t rank;
 };
 
 // Products of finished rows with a few vectors: out[k, i, h] = <row i, att[k]> over the columns of head h, for k below
@@ -249,24 +272,26 @@ struct Kernels {
   void (*gather_packed)(const uint8_t* codes, const void* zero, const void* range, const int64_t* ids, float* out,
                         int64_t count, int64_t cols, int bits, bool bf16_meta, int threads);
   // ops/int8_linear.py and the other products of int8 rows; false: no memory left for scratch
-  bool (*int8_linear)(const Int8Product*, int count, const float* added, float* out, RowCodes to, HeadTerms,
+  bool (*int8_linear)(const Int8Product*, int count, const float* added, Outer, float* out, RowCodes to, HeadTerms,
                       int64_t rows, int64_t out_features, int threads);
   bool (*spmm_rows)(Csr, EdgeWeight, RowEnd, const int8_t* x, RowCodes to, int64_t cols, int threads);
   bool (*quantize_times)(const float* x, RowCodes to, int64_t rows, int64_t cols, int threads);
   bool (*chain_rows)(ChainRows, Pointwise, RowCodes to, int threads);
   bool (*affine_backward_rows)(const float* dout, const float* x, ColumnAffine, Correction, Pointwise,
-                               const RowCodes* two, float* partial, float* sums, int64_t rows, int64_t cols,
-                               int threads);
+                               const RowCodes* two, HeadProducts with_x, float* partial, float* sums, int64_t rows,
+                               int64_t cols, int threads);
   bool (*int8_grad_f32)(const float* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial,
                         float* dw, int64_t rows, int64_t outs, int64_t in, int threads);
   bool (*int8_grad_int8)(const int8_t* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial,
                          float* dw, int64_t rows, int64_t outs, int64_t in, int threads);
+  void (*int8_grad_exact)(const float* g, Int8Rows x, float* partial, float* dw, int64_t rows, int64_t outs, int64_t in,
+                          int threads);
   void (*sddmm_int8)(Csr, Int8Rows a, Int8Rows b, float* out, int64_t cols, int64_t heads, int threads);
   // ops/gat_int8.py; false: no memory left for scratch
-  bool (*gat_backward_int8)(Csr, GatTerms, float slope, const float* p, double drop, uint64_t seed, Int8Rows g,
-                            Int8Rows h, float* pairs, float* da_dst, int64_t cols, int64_t heads, int threads);
-  bool (*gat_sources_int8)(Csr transposed, const int64_t* perm, const float* pairs, Int8Rows g, GatSources, float* out,
-                           RowCodes to, int64_t cols, int64_t heads, int threads);
+  bool (*gat_sum_int8)(Csr, GatTerms, GatRule, Int8Rows h, const float* bias, float* out, float* log_sums, Int8Rows g,
+                       float* dots, int64_t cols, int64_t heads, int threads);
+  bool (*gat_backward_int8)(Csr transposed, GatBackward, GatRule, Int8Rows g, Int8Rows h, float* out, RowCodes to,
+                            int64_t cols, int64_t heads, int threads);
 };
 
 // One per translation unit in targets/; null when that unit was not built for this architecture.

@@ -112,6 +112,13 @@ GOSSAMER_INLINE void sum_chunks(int64_t rows, int64_t cols, float* partial, int 
   });
 }
 
+// f(first, count) for a few columns at a time: their sums over all chunks stay in L1, and chunks are read in order.
+constexpr int64_t kColumnBlock = 64;
+template <typename F>
+GOSSAMER_INLINE void for_columns(int64_t cols, const F& f) {
+  for (int64_t c = 0; c < cols; c += kColumnBlock) f(c, min_of(kColumnBlock, cols - c));
+}
+
 // Mean and biased variance of each column. Within a chunk, differences to its first row are summed: no cancellation.
 static void column_moments(const float* x, float* partial, float* mean, float* var, int64_t rows, int64_t cols,
                            int threads) {
@@ -122,32 +129,41 @@ static void column_moments(const float* x, float* partial, float* mean, float* v
                *sum += d;
                *square += d * d;
              });
-  for (int64_t c = 0; c < cols; ++c) {
-    double centre = 0, spread = 0, seen = 0;
+  for_columns(cols, [&](int64_t first, int64_t count) {
+    double centre[kColumnBlock] = {}, spread[kColumnBlock] = {}, seen = 0;
     for (int64_t chunk = 0; chunk * kChunkRows < rows; ++chunk) {
       const double n = double(min_of(kChunkRows, rows - chunk * kChunkRows));
-      const double sum = partial[chunk * 2 * stride + c], square = partial[(chunk * 2 + 1) * stride + c];
-      const double m = double(x[chunk * kChunkRows * cols + c]) + sum / n, gap = m - centre;
-      spread += square - sum * sum / n + gap * gap * (n * seen / (n + seen));
+      const double apart = n * seen / (n + seen), share = n / (seen + n);
+      const float *sums = partial + chunk * 2 * stride + first, *squares = sums + stride;
+      const float* origin = x + chunk * kChunkRows * cols + first;
+      for (int64_t c = 0; c < count; ++c) {
+        const double sum = sums[c], gap = double(origin[c]) + sum / n - centre[c];
+        spread[c] += squares[c] - sum * sum / n + gap * gap * apart;
+        centre[c] += gap * share;
+      }
       seen += n;
-      centre += gap * (n / seen);
     }
-    mean[c] = float(centre);
-    var[c] = float(spread > 0 || spread != spread ? spread / seen : 0);
-  }
+    for (int64_t c = 0; c < count; ++c) {
+      mean[first + c] = float(centre[c]);
+      var[first + c] = float(spread[c] > 0 || spread[c] != spread[c] ? spread[c] / seen : 0);
+    }
+  });
 }
 
 static void merge_sums(const float* partial, int64_t rows, int64_t cols, float* first, float* second) {
   const int64_t stride = padded(cols);
-  for (int64_t c = 0; c < cols; ++c) {
-    double a = 0, b = 0;
+  for_columns(cols, [&](int64_t begin, int64_t count) {
+    double a[kColumnBlock] = {}, b[kColumnBlock] = {};
     for (int64_t chunk = 0; chunk * kChunkRows < rows; ++chunk) {
-      a += partial[chunk * 2 * stride + c];
-      b += partial[(chunk * 2 + 1) * stride + c];
+      const float *one = partial + chunk * 2 * stride + begin, *two = one + stride;
+      for (int64_t c = 0; c < count; ++c) a[c] += one[c];
+      for (int64_t c = 0; second && c < count; ++c) b[c] += two[c];
     }
-    first[c] = float(a);
-    if (second) second[c] = float(b);
-  }
+    for (int64_t c = 0; c < count; ++c) {
+      first[begin + c] = float(a[c]);
+      if (second) second[begin + c] = float(b[c]);
+    }
+  });
 }
 
 // Sums over rows of g and of g * x_hat: the gradients of bias and weight.

@@ -61,6 +61,38 @@ static void quantize_rows(const float* x, int8_t* codes, float* scale, int64_t r
   });
 }
 
+// The first `count` of sixteen codes, zero beyond.
+GOSSAMER_INLINE i32x16 widen_part(const int8_t* from, int64_t count) {
+  if (count >= kLanes) return widen(from);
+  int8_t part[kLanes] = {};
+  std::memcpy(part, from, size_t(max_of<int64_t>(count, 0)));
+  return widen(part);
+}
+
+// The same as floats.
+template <typename G>
+GOSSAMER_INLINE f32x16 load_float_part(const G* from, int64_t count) {
+  if (count >= kLanes) return load_float(from);
+  G part[kLanes] = {};
+  std::memcpy(part, from, size_t(count) * sizeof(G));
+  return load_float(part);
+}
+
+// By head, the products of a row of codes with x - shift (null: 0).
+GOSSAMER_INLINE void code_dots(const int8_t* codes, float scale, const float* x, const float* shift, int64_t heads,
+                               int64_t width, float* out) {
+  for (int64_t h = 0; h < heads; ++h) {
+    f32x16 sum = splat(0.0f);
+    for (int64_t c = h * width; c < (h + 1) * width; c += kLanes) {
+      const int64_t count = (h + 1) * width - c;
+      f32x16 by = load_part(x + c, count);
+      if (shift) by = by - load_part(shift + c, count);
+      sum += load_float_part(codes + c, count) * by;
+    }
+    out[h] = sum_lanes(sum) * scale;
+  }
+}
+
 // Writes finished rows of floats as codes.
 struct RowWriter {
   RowCodes to;

@@ -48,6 +48,8 @@ namespace GOSSAMER_TARGET {
 
 #include "int8_rows-inl.h"
 
+#include "edge_codes-inl.h"
+
 #include "gat_int8-inl.h"
 
 #include "int8_grad-inl.h"
@@ -108,9 +110,10 @@ static const Kernels table = {
     affine_backward_rows,
     int8_grad<float>,
     int8_grad<int8_t>,
+    int8_grad_exact,
     sddmm_int8,
+    gat_sum_int8,
     gat_backward_int8,
-    gat_sources_int8,
 };
 
 }  // namespace GOSSAMER_TARGET

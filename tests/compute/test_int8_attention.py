@@ -80,11 +80,12 @@ def weighted(graph, p, h, bias, drop):
     return torch.zeros(graph.num_dst, h.size(1), dtype=h.dtype).index_add(0, row_of_edge(graph.rowptr), heads) + bias
 
 
-def exact_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, drop):
-    """Float64 throughout. Logits have the values of h itself, and backward reads the rounded rows."""
+def exact_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, drop, whole=False):
+    """Float64 throughout. Logits have the values of h itself, and backward reads the rounded rows, or h itself."""
     h_dst = h_src if h_dst is None else h_dst
     pairs = ((h_src, att_src), (h_dst, att_dst))
-    a_src, a_dst = (at_values(dots(passing(h), a.double()), dots(h.double(), a.double())) for h, a in pairs)
+    read = torch.Tensor.double if whole else passing
+    a_src, a_dst = (at_values(dots(read(h), a.double()), dots(h.double(), a.double())) for h, a in pairs)
     s = a_src[graph.col.long()] + a_dst[row_of_edge(graph.rowptr)] + a_edge.double()
     p = softmax(graph, nn.functional.leaky_relu(s, 0.2))
     return weighted(graph, p, passing(h_src), bias.double(), drop)
@@ -223,15 +224,17 @@ def test_each_tensor_is_rounded_once(case, monkeypatch):
     assert counts == {"quantize_rows": 1 if inputs[1] is None else 2, "quantize_times": 1}
 
 
-def test_kept_are_rows_and_weights_of_edges(case):
+def test_kept_are_rows_and_numbers_of_nodes_or_edges(case):
+    """GAT makes weights again from a number per node and head; GATv2 keeps them."""
     ours, _, graph, inputs = case
     with measure.kept(exclude=inputs) as account:
         out = ours(graph, *inputs, (0.3, 11))
     ends = [graph.num_src, *([] if inputs[1] is None else [graph.num_dst])]
     expected = [((n, HEADS * WIDTH), torch.int8) for n in ends] + [((n,), torch.float32) for n in ends]
-    expected += [((graph.num_edges, HEADS), torch.float32)]
     if len(inputs) == 6:
-        expected += [((graph.num_src, HEADS), torch.float32), ((graph.num_dst, HEADS), torch.float32)]
+        expected += [((n, HEADS), torch.float32) for n in (graph.num_src, graph.num_dst, graph.num_dst)]
+    else:
+        expected += [((graph.num_edges, HEADS), torch.float32)]
     assert sorted(map(str, expected)) == sorted(str((t.shape, t.dtype)) for t in account.tensors)
     of_rows = [t.bytes for t in account.tensors if (t.shape, t.dtype) in expected[: 2 * len(ends)]]
     assert sum(of_rows) == sum(n * (HEADS * WIDTH + 4) for n in ends)

@@ -19,6 +19,7 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer import kernels, measure, ops
 from gossamer.activations import noise
+from gossamer.compute.box import Box
 from gossamer.compute.plan import Int8
 from gossamer.compute.rows import Weight
 from gossamer.compute.watch import STEPS
@@ -56,8 +57,8 @@ class Calls(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.namespace == "gossamer":
             self.names.append(func._schema.name.removeprefix("gossamer::"))
-        if "gat_sources_int8" in str(func):
-            self.as_rows.append(args[9])
+        if "gat_backward_int8" in str(func):
+            self.as_rows.append(args[15])
         for t in out if isinstance(out, (tuple, list)) else [out]:
             rows = isinstance(t, torch.Tensor) and t.is_floating_point() and t.shape == (NODES, HEADS * WIDTH)
             if rows and t.untyped_storage().nbytes() >= 4 * t.numel():
@@ -133,7 +134,7 @@ def test_float_rows_are_neither_made_nor_kept():
     model, (x, edge_index, _) = layer(dropout=0.4), inputs(learned=True)
     with measure.kept(exclude=[model, x, edge_index]) as account, Calls() as calls:
         out = model(x, edge_index)
-    assert [f.name() for f in calls.whole] == ["gossamer::spmm_int8"]  # the result
+    assert [f.name() for f in calls.whole] == ["gossamer::gat_sum_int8"]  # the result
     assert not [t for t in account.tensors if t.dtype.is_floating_point and t.bytes >= 4 * NODES * HEADS * WIDTH]
     dout = torch.randn(out.shape)
     with Calls() as calls:
@@ -240,25 +241,25 @@ def assert_alike(found, want, least=0.99):
     (out, grads), (whole, exact) = found, want
     torch.testing.assert_close(out, whole, rtol=1e-4, atol=1e-5)
     assert grads.keys() == exact.keys()
-    for name, grad in exact.items():
+    for name, grad in exact.items():  # those of att are sums of da h here, and of da h^ with float rows
         assert cosine(grads[name], grad) > least, name
-        assert 0.99 < float(grads[name].norm() / grad.norm()) < 1.01, name
+        assert 0.98 < float(grads[name].norm() / grad.norm()) < 1.02, name
 
 
 @pytest.mark.parametrize("learned", [True, False])
 @pytest.mark.parametrize("recipe", ["tango", NEAREST], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_results_are_those_of_float_rows_but_for_rounding(name, recipe, learned, unprojected):
-    """Rows and masks are the same, terms are sums in another order, and dh is rounded as it would be later.
+    """Rows and masks are the same, and terms are sums in another order.
 
-    But for data: float rows of dh would be multiplied as they are. Rounding adds an nsr of 1e-3 at most.
+    dh is rounded without the part of the logits, which goes to x and the weight apart: an nsr of 1e-3 at most.
     """
     model, given = layer(recipe, **LAYERS[name]), inputs(learned)[: 3 if name == "edges" else 2]
     found = step(model, given)
     assert projects(model, *given)
     unprojected()
     assert not projects(model, *given)
-    assert_alike(found, step(model, given), 0.9999 if learned and recipe == NEAREST else 0.999)
+    assert_alike(found, step(model, given), 0.999)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -284,7 +285,7 @@ def straight_through(conv, x, graph, dout, drop):
     x_rows, w_rows = ops.quantize_rows(x.detach()), ops.quantize_rows(conv.lin.weight.detach())
     h = ops.int8_linear(*x_rows, *w_rows).requires_grad_()
     atts, none = [conv.att_src, conv.att_dst], torch.zeros(graph.num_edges, HEADS)
-    out = exact_gat(graph, h, None, *atts, none, conv.bias, drop)
+    out = exact_gat(graph, h, None, *atts, none, conv.bias, drop, whole=True)
     dh, *datts = torch.autograd.grad(out, [h, *atts], dout.double())
     dh = dh.double()
     return out.detach(), [dh @ decoded(w_rows), dh.t() @ decoded(x_rows), *datts]
@@ -533,6 +534,21 @@ def test_a_container_projects_its_chains(given, fused, unprojected):
     top = max(float(grad.norm()) for grad in want.values())
     for name, grad in want.items():  # a bias before a batch norm has no gradient but what rounding leaves
         assert float(grad.norm()) < 1e-3 * top or cosine(found[name], grad) > 0.99, name
+
+
+def test_a_chain_delivers_what_softmax_needs(fused, monkeypatch):
+    """Products of gradients and results; without them the sum is made again, to the same gradients."""
+    model, given = container(NEAREST, dropout=0.0), inputs()[:2]
+    with Calls() as calls:
+        _, found = step(model, given)
+    assert "gat_dots_int8" not in calls.names
+    monkeypatch.setattr(Box, "ask_for_products", lambda *args: None)
+    with Calls() as calls:
+        _, want = step(model, given)
+    assert calls.names.count("gat_dots_int8") == 2
+    top = max(float(grad.norm()) for grad in want.values())
+    for name, grad in want.items():
+        assert float(grad.norm()) < 1e-4 * top or cosine(found[name], grad) > 0.9999, name
 
 
 def test_a_listener_gets_the_chains_result(fused):

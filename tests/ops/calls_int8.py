@@ -43,6 +43,12 @@ def int8_linear_two(draw: Draw) -> list[Any]:
     return [*one, *x, *w, maybe(draw, floats(draw, outputs))]
 
 
+def int8_linear_plus(draw: Draw) -> list[Any]:
+    *product, _, _ = int8_linear(draw)
+    rank = draw(st.integers(0, 9))
+    return [*product, floats(draw, product[0].size(0), rank), floats(draw, rank, product[2].size(0))]
+
+
 def rounding(draw: Draw, columns: int) -> list[Any]:
     """factor and seed."""
     return [maybe(draw, floats(draw, columns)), draw(st.none() | SEEDS)]
@@ -84,13 +90,20 @@ def norm_act_backward_rows(draw: Draw) -> list[Any]:
     used = [x.new_empty(0)] * 2 if over == Over.NOTHING else [x.new_full((x.size(1),), v) for v in (0.0, 0.75)]
     settings = [int(over), 0.25, act, draw(st.sampled_from([0.2, 1.0, 0.0])), p, draw(SEEDS)]
     factors = [maybe(draw, floats(draw, x.size(1))) for _ in range(draw(st.integers(1, 2)))]
-    return [dout, x, None, None, *used, *settings, factors, [draw(SEEDS) for _ in factors], draw(st.booleans())]
+    rounding = [factors, [draw(SEEDS) for _ in factors], draw(st.booleans())]
+    heads = draw(st.sampled_from([h for h in (0, 1, 2, 3) if h == 0 or x.size(1) % h == 0]))
+    return [dout, x, None, None, *used, *settings, *rounding, heads, maybe(draw, floats(draw, x.size(1)))]
 
 
 def int8_grad(draw: Draw) -> list[Any]:
     rows, outputs = draw(st.sampled_from([0, 1, 5, 513])), draw(COLUMNS)
     g = draw(st.sampled_from([(floats(draw, rows, outputs), None), (codes(draw, rows, outputs), floats(draw, rows))]))
     return [*g, codes(draw, rows, draw(COLUMNS)), floats(draw, rows), draw(SEEDS)]
+
+
+def int8_grad_exact(draw: Draw) -> list[Any]:
+    rows = draw(COUNTS)
+    return [floats(draw, rows, draw(COLUMNS)), codes(draw, rows, draw(COLUMNS)), floats(draw, rows)]
 
 
 def sddmm_int8(draw: Draw) -> list[Any]:
@@ -113,47 +126,51 @@ def int8_linear_heads(draw: Draw) -> list[Any]:
     return [*sides, floats(draw, draw(st.integers(0, 3)), outputs), heads, draw(st.none() | SEEDS)]
 
 
-def gat_backward_int8(draw: Draw) -> list[Any]:
+def gat_forward(draw: Draw) -> list[Any]:
+    """Up to h_scale."""
     rowptr, col, num_src = structure(draw)
     columns, num_dst = draw(COLUMNS), rowptr.numel() - 1
     heads = draw(st.sampled_from([h for h in (1, 2, 3) if columns % h == 0]))
     a_src, *others = (floats(draw, n, heads) for n in (num_src, num_dst, col.numel()))
-    terms = [rowptr, col, a_src, *(maybe(draw, term) for term in others), draw(SLOPES)]
-    p = OPS["gat_attention"].reference(*terms, None, None)
+    terms = [a_src, *(maybe(draw, term) for term in others), draw(SLOPES)]
     drop = draw(st.sampled_from([0.0, 0.0, 1.0]) | st.floats(0, 0.9))  # near 1 the few that are kept are huge
-    sides = [t for n in (num_dst, num_src) for t in small_rows(draw, n, columns)]
-    return [*terms, p, drop, draw(SEEDS), *sides]
+    return [rowptr, col, *terms, drop, draw(SEEDS), *small_rows(draw, num_src, columns)]
 
 
-def eighths(draw: Draw, *shape: int) -> Tensor:
-    """Of size 1, with sums and products that are exact in any order."""
-    return integers(draw, -15, 16, shape, torch.float32) / 8
+def gat_sum_int8(draw: Draw) -> list[Any]:
+    args = gat_forward(draw)
+    return [*args, maybe(draw, floats(draw, args[8].size(1)))]
 
 
-def gat_sources_int8(draw: Draw) -> list[Any]:
-    """Of numbers whose sums are exact: a rounding away from the reference's, a row may have other codes."""
-    rowptr, col, num_src = structure(draw)
-    columns, num_dst = draw(COLUMNS), rowptr.numel() - 1
-    heads = draw(st.sampled_from([h for h in (1, 2, 3) if columns % h == 0]))
+def gat_dots_int8(draw: Draw) -> list[Any]:
+    args = gat_forward(draw)
+    return [*args, *small_rows(draw, args[0].numel() - 1, args[8].size(1))]
+
+
+def gat_backward_int8(draw: Draw) -> list[Any]:
+    """Weights below 1, whatever the slope: a step of their 16 bits is then too small to be seen.
+
+    Where rows are asked for, all of one size, which 16 bits hold, with noise: a rounding away from the reference's, a
+    row may have other codes.
+    """
+    rowptr, col, *terms, slope, drop, seed, h, h_scale = gat_forward(draw)
+    num_dst, (num_src, heads), rows = rowptr.numel() - 1, terms[0].shape, draw(st.booleans())
+    terms = [None if term is None else term * (0.0 if rows else 0.25) for term in terms]
+    log_sums, dots = floats(draw, num_dst, heads).abs() + 2, floats(draw, num_dst, heads)
+    g, g_scale = small_rows(draw, num_dst, h.size(1))
+    drop = drop if drop in (0.0, 1.0) else 0.5
+    if rows:
+        log_sums, g_scale = torch.zeros_like(log_sums), g_scale.sign() / 2
     transposed = OPS["transpose_csr"].reference(rowptr, col, num_src)
-    g = [codes(draw, num_dst, columns), eighths(draw, num_dst)]
-    both = draw(st.booleans())
-    of_dst = [eighths(draw, columns), eighths(draw, num_src, heads)] if both else [None, None]
-    terms = [eighths(draw, columns), *of_dst]
-    return [
-        *transposed,
-        eighths(draw, col.numel(), 2 * heads),
-        *g,
-        *terms,
-        draw(st.booleans()),
-        *rounding(draw, columns),
-    ]
+    given = [*transposed, *terms, slope, drop, seed, log_sums, dots, g, g_scale, h, h_scale]
+    return [*given, rows, maybe(draw, floats(draw, h.size(1))), draw(SEEDS)]
 
 
 CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "spmm_int8": spmm_int8,
     "int8_linear": int8_linear,
     "int8_linear_two": int8_linear_two,
+    "int8_linear_plus": int8_linear_plus,
     "int8_linear_rows": int8_linear_rows,
     "spmm_rows": spmm_rows,
     "quantize_times": quantize_times,
@@ -162,8 +179,10 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "kept_codes": kept_rows,
     "norm_act_backward_rows": norm_act_backward_rows,
     "int8_grad": int8_grad,
+    "int8_grad_exact": int8_grad_exact,
     "sddmm_int8": sddmm_int8,
     "int8_linear_heads": int8_linear_heads,
+    "gat_sum_int8": gat_sum_int8,
+    "gat_dots_int8": gat_dots_int8,
     "gat_backward_int8": gat_backward_int8,
-    "gat_sources_int8": gat_sources_int8,
 }

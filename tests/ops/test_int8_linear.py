@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer.ops import OPS, int8_linear, int8_linear_two
+from gossamer import kernels
+from gossamer.ops import OPS, int8_linear, int8_linear_plus, int8_linear_two
 from gossamer.ops.int8_linear import MAX_COLUMNS
 
 from .compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same, same_bits, with_gradients
@@ -78,6 +79,110 @@ def test_two_products_that_do_not_fit():
         int8_linear_two(*one, bias, *two[:2], two[2][:4], two[3][:4], bias2[:4])
     with pytest.raises(ValueError, match=r"`w2` must have the shape \[outputs, 3\], the columns of `x2`"):
         int8_linear_two(*one, bias, *two[:2], one[2], one[3], bias2)
+
+
+RANKS = (0, 1, 2, 3, 8, 9)
+
+
+def factors_of(rows, outputs, rank):
+    return rand(rows, rank, seed=6) * 100, rand(rank, outputs, seed=7)
+
+
+def assert_plus(product, left, right):
+    """As near as a sum of `rank` terms, in any order; and to the bit, in theirs."""
+    got, terms = int8_linear_plus(*product, left, right), left.unsqueeze(2) * right  # [rows, rank, outputs]
+    alone, size = int8_linear(*product), terms.abs().sum(1)
+    allowed = 2 * (left.size(1) + 2) * UNIT * (size + alone.abs())
+    for want in (alone + left @ right, OPS["int8_linear_plus"].reference(*product, left, right)):
+        assert got.shape == want.shape and ((got - want).abs() <= allowed).all()
+    if kernels.native:
+        assert same(got, int8_linear(*product, None, sum(terms.unbind(1), torch.zeros_like(size))))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rank", RANKS)
+def test_plus_a_product_of_few_columns(shape, rank, isa):
+    *product, _ = operands(*shape)
+    assert_plus(product, *factors_of(shape[0], shape[2], rank))
+
+
+def test_plus_at_every_width(isa):
+    for outputs in range(1, 131):
+        *product, _ = operands(7, 5, outputs)
+        left, right = factors_of(7, outputs, RANKS[outputs % 6])
+        assert_plus(product, left, right)
+        given = [*product, left, right]
+        strided = [torch.stack([t, t], -1)[..., 0] for t in given]
+        unaligned = [torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape) if t.numel() else t for t in given]
+        want = int8_linear_plus(*given)
+        assert all(same(int8_linear_plus(*other), want) for other in (strided, unaligned)), outputs
+
+
+def test_plus_rows_too_many_for_the_caches(isa):
+    *product, _ = operands(2**17, 1, 64)
+    assert_plus(product, *factors_of(2**17, 64, 2))
+
+
+def test_same_bits_with_outer_products_for_every_thread_count(isa, threads):
+    *product, _ = operands(300, 130, 70)
+    left, right = factors_of(300, 70, 9)
+    if kernels.native:
+        got = int8_linear_plus(*product, left, right)
+        assert same_bits(got, on_baseline(lambda: int8_linear_plus(*product, left, right)))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_in_outer_products_stays_in_its_row_and_column(bad, isa):
+    *product, _ = operands(14, 7, 20)
+    left, right = factors_of(14, 20, 3)
+    clean = int8_linear_plus(*product, left, right)
+    left[9, 2] = bad
+    hit = (torch.arange(14) == 9).unsqueeze(1).repeat(1, 20)
+    for _ in range(2):
+        got = int8_linear_plus(*product, left, right)
+        assert torch.equal(~got.isfinite(), hit) and same_bits(got[~hit], clean[~hit])
+        right[0, 18] = bad
+        hit[:, 18] = True
+
+
+@pytest.mark.parametrize("k", [-20, -1, 20])
+def test_scaling_what_is_multiplied_scales_the_sum_exactly(k, isa):
+    x, x_scale, w, w_scale, _ = operands(13, 65, 17)
+    left, right = factors_of(13, 17, 3)
+    want = int8_linear_plus(x, x_scale, w, w_scale, left, right) * 2.0**k
+    assert same(int8_linear_plus(x, x_scale * 2.0**k, w, w_scale, left * 2.0**k, right), want)
+    assert same(int8_linear_plus(x, x_scale, w, w_scale * 2.0**k, left, right * 2.0**k), want)
+
+
+def test_plus_has_no_gradient():
+    *product, _ = operands(6, 4, 5)
+    left, right = factors_of(6, 5, 2)
+    with pytest.raises(RuntimeError, match="`int8_linear_plus` has no gradient"):
+        int8_linear_plus(*product, left.requires_grad_(), right).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "at, value, error, message",
+    [
+        (0, rand(6, 4), TypeError, "`x` must be int8.*float32"),
+        (1, rand(5), ValueError, r"`x_scale`.*\[6\] \(got \(5,\)\)"),
+        (2, codes_of(5, 3), ValueError, r"`w`.*\[outputs, 4\], the columns of `x` \(got \(5, 3\)\)"),
+        (3, rand(5).double(), TypeError, "`w_scale` must be float32.*float64"),
+        (4, rand(6, 2).double(), TypeError, "`left` must be float32.*float64"),
+        (4, rand(7, 2), ValueError, r"`left`.*\[6, rank\], a row for each of `x` \(got \(7, 2\)\)"),
+        (4, rand(6), ValueError, r"`left`.*\[6, rank\], a row for each of `x` \(got \(6,\)\)"),
+        (5, rand(2, 5).bfloat16(), TypeError, "`right` must be float32.*bfloat16"),
+        (5, rand(3, 5), ValueError, r"`right`.*\[2, 5\], the columns of `left` by the outputs of `w` .*\(3, 5\)"),
+        (5, rand(2, 4), ValueError, r"`right`.*\[2, 5\], the columns of `left` by the outputs of `w` .*\(2, 4\)"),
+        (5, rand(5), ValueError, r"`right`.*\[2, 5\], the columns of `left` by the outputs of `w` .*\(5,\)"),
+    ],
+)
+def test_outer_products_that_do_not_fit(at, value, error, message):
+    *product, _ = operands(6, 4, 5)
+    args = [*product, *factors_of(6, 5, 2)]
+    args[at] = value
+    with pytest.raises(error, match=message):
+        int8_linear_plus(*args)
 
 
 def test_longer_sums_are_refused():
@@ -201,6 +306,9 @@ def test_opcheck():
     opcheck(OPS["int8_linear"].overload, (x, leaves[0], w, leaves[1], leaves[2]))
     opcheck(OPS["int8_linear"].overload, (x, x_scale.detach(), w, w_scale.detach(), None))
     opcheck(OPS["int8_linear"].overload, (x, *leaves[:1], w, *leaves[1:], rand(4, 5).requires_grad_()))
+    for rank in (0, 3):
+        args = (x, x_scale.detach(), w, w_scale.detach(), *factors_of(4, 5, rank))
+        opcheck(OPS["int8_linear_plus"].overload, args, test_utils=("test_schema", "test_faketensor"))
 
 
 X, W = codes_of(2, 3), codes_of(4, 3)

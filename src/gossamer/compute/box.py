@@ -12,7 +12,7 @@ have met another one on its way nevertheless, the product finds something else t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,14 +27,23 @@ from .watch import Watch
 _boxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
+class Found(NamedTuple):
+    """A gradient as it came: rows by each factor, sums of columns, and products by head if they were asked for."""
+
+    rows: list[Rows]
+    sums: Tensor
+    dots: Tensor | None
+
+
 class Box:
     """What a product will read of its gradient, and later just that."""
 
     def __init__(self) -> None:
         self.factors: list[Tensor | None] = []
         self.seeds: list[int | None] = []
+        self._products: tuple[int, Tensor | None] = (0, None)
         self._watch: Watch | None = None
-        self._found: tuple[list[Rows], Tensor] | None = None
+        self._found: Found | None = None
         self._stand_in: Tensor | None = None
 
     def ask_for(self, factors: Sequence[Tensor | None], seeds: Seeds, watch: Watch | None) -> None:
@@ -43,26 +52,30 @@ class Box:
             self.factors, self.seeds = list(factors), [seeds.of_gradient() for _ in factors]
             self._watch = watch
 
+    def ask_for_products(self, heads: int, origin: Tensor | None) -> None:
+        """By head the products of the first rows with the result itself, less `origin`."""
+        self._products = (heads, origin)
+
     def fill(self, gradient: Sequence[Any], settings: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Run a chain's backward into the box: the stand-in, and the gradients of the norm's weight and bias."""
         stochastic = self.seeds[0] is not None
         seeds = [seed or 0 for seed in self.seeds]
-        given = (*gradient, *settings, self.factors, seeds, stochastic)
-        flat, sums, dweight, dbias = ops.norm_act_backward_rows(*given)
+        given = (*gradient, *settings, self.factors, seeds, stochastic, *self._products)
+        flat, sums, dweight, dbias, dots = ops.norm_act_backward_rows(*given)
         found = [Rows(*flat[k : k + 2]) for k in range(0, len(flat), 2)]
         if self._watch is not None:
             dx = ops.OPS["norm_act_backward"](*gradient, *settings)[0]
             for rows, factor in zip(found, self.factors, strict=True):
                 self._watch.see("dout", dx, rows, factor)
-        return self.put(found, sums), dweight, dbias
+        return self.put(Found(found, sums, dots if self._products[0] else None)), dweight, dbias
 
-    def put(self, found: list[Rows], sums: Tensor) -> Tensor:
-        """Rows for each factor and the sums of columns; the stand-in for autograd."""
+    def put(self, found: Found) -> Tensor:
+        """The stand-in for autograd."""
         value = 0.0 if torch.is_anomaly_enabled() else torch.nan  # anomaly mode would take NaN for a divergence
-        self._found, self._stand_in = (found, sums), stand_in(found[0].codes, value)
+        self._found, self._stand_in = found, stand_in(found.rows[0].codes, value)
         return self._stand_in
 
-    def take(self, dout: Tensor) -> tuple[list[Rows], Tensor] | None:
+    def take(self, dout: Tensor) -> Found | None:
         """What was put in; None if nothing was, and dout is the gradient itself."""
         if self._found is None or self._stand_in is None:
             return None

@@ -10,6 +10,8 @@ optional. Backward, with Q(.) rounding rows stochastically and w the scales of W
 
     dh = Q(A^T Q(dy) w)      dx = dh (codes of W)      dW = dh^T x^ / w           (ops/int8_grad.py)
 
+    a = <h, att> = x^ v^T,   v = att W^ by head:       dx += da v,   dv = da^T x^,   datt = dv W^^T,   dW += att dv
+
 A row scale leaves a sum only where it is constant along it; w is not, so it is folded into what is rounded before.
 """
 
@@ -27,8 +29,8 @@ from ..activations.hook_account import layer_here
 from ..activations.noise import refuse_twice
 from .adjacency import Adjacency
 from .box import Box, leave_box, stand_in
-from .entry import Entry, Norm, come_in, leave, operand, refuse_nan
-from .gradients import Delivered, Gradient, readers, through
+from .entry import BEFORE, Entry, Norm, come_in, leave, operand, refuse_nan
+from .gradients import Delivered, Gradient, readers, through, through_projection
 from .rows import Rows, Seeds, Weight, weight_rows
 from .watch import Watch
 
@@ -40,8 +42,8 @@ class Projected:
     rows: Rows
     terms: Tensor  # [len(att), nodes, heads]
 
-    def __init__(self, att: Tensor, heads: int) -> None:
-        self.att, self.heads, self.box = att, heads, Box()
+    def __init__(self, heads: int) -> None:
+        self.heads, self.box = heads, Box()
 
 
 class Spec(NamedTuple):
@@ -61,7 +63,7 @@ class _Int8(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, nweight: Tensor | None, nbias: Tensor | None, nmean: Tensor | None, nvar: Tensor | None,
-        rows: Tensor | None, spec: Spec, *params: Tensor | None,
+        rows: Tensor | None, att: Tensor | None, spec: Spec, *params: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         if not any(ctx.needs_input_grad):  # no backward will come
             spec = spec._replace(entry=spec.entry.unwatched())
@@ -72,11 +74,11 @@ class _Int8(torch.autograd.Function):
             spec.box.ask_for(readers(weights, spec, wanted), seeds, spec.entry.watch)
         came = come_in(x, (nweight, nbias, nmean, nvar), spec.entry, seeds)
         data = spec.entry.chain is None and not x.requires_grad
-        outs, extra = _run(came.rows, spec, weights, biases, rows, seeds, data)
+        outs, extra = _run(came.rows, spec, weights, biases, rows, att, seeds, data)
         kept: tuple[Tensor | None, ...] = came.tensors
-        if extra and len(weights) == 1 and spec.entry.chain is None:
+        if spec.first == "aggregate" and extra and len(weights) == 1 and spec.entry.chain is None:
             kept = ()  # only what was aggregated is multiplied
-        ctx.spec = spec._replace(projected=None)  # which holds the result, and by that ctx
+        ctx.spec, ctx.projects = spec._replace(projected=None), spec.projected is not None  # which holds the result
         ctx.settings, ctx.seeds, ctx.counts = came.settings, seeds, (len(weights), len(kept))
         ctx.shape, ctx.layer = x.shape, layer_here() if torch.is_anomaly_enabled() else ""
         flat = [tensor for weight in weights for tensor in weight]
@@ -96,24 +98,32 @@ class _Int8(torch.autograd.Function):
             memory.trim_heap()
         with torch.no_grad():
             found = spec.box.take(grads[0])
-            douts: list[Gradient | Delivered] = [] if found is None else [Delivered(*found)]
-            for dout in grads[:-2] if found is None else ():
+            douts: list[Gradient | Delivered] = [] if found is None else [Delivered(found)]
+            for dout in grads[: 1 if ctx.projects else -2] if found is None else ():
                 douts.append(Gradient(dout.contiguous(), ctx.seeds, spec.entry.watch))
             for each in douts:
-                refuse_nan("the gradients", each.shown, ctx.layer or "in a layer that ran before anomaly mode was on")
+                refuse_nan("the gradients", each.shown, ctx.layer or BEFORE)
             x = operand(kept, ctx.settings) if kept else None
             wanted = any(needs[:3])
-            drows, dweights = through(douts, x, extra, weights, spec, ctx.seeds, wanted)
+            datt = None
+            if ctx.projects:
+                given = (weights[0], extra[0], grads[1], ctx.seeds, wanted)
+                assert x is not None
+                drows, dweight, datt = through_projection(douts[0], x, *given)
+                dweights = [dweight]
+            else:
+                drows, dweights = through(douts, x, extra, weights, spec, ctx.seeds, wanted)
             dx, dnweight, dnbias = (None,) * 3 if drows is None else leave(drows, spec.entry, kept, ctx.settings)
             params: list[Tensor | None] = []
-            sums = [d.sums() if any(needs[8 + 2 * k] for k in range(count)) else None for d in douts]
+            sums = [d.sums() if any(needs[9 + 2 * k] for k in range(count)) else None for d in douts]
             for k, dweight in enumerate(dweights):
                 own_sum = sums[min(k, len(sums) - 1)]
-                params += [dweight if needs[7 + 2 * k] else None, own_sum if needs[8 + 2 * k] else None]
+                params += [dweight if needs[8 + 2 * k] else None, own_sum if needs[9 + 2 * k] else None]
         if spec.entry.watch is not None:
             spec.entry.watch.end_step()
         own = (dx if needs[0] else None, dnweight if needs[1] else None, dnbias if needs[2] else None)
-        return refuse_twice(*own, None, None, grads[0] if needs[5] else None, None, *params)
+        others = (grads[0] if needs[5] else None, datt if needs[6] else None)
+        return refuse_twice(*own, None, None, *others, None, *params)
 
 
 def _weight(weight: Tensor, watch: Watch | None) -> Weight:
@@ -126,14 +136,14 @@ def _weight(weight: Tensor, watch: Watch | None) -> Weight:
 
 def _run(
     x: Rows, spec: Spec, weights: Sequence[Weight], biases: Sequence[Tensor | None], rows: Tensor | None,
-    seeds: Seeds, data: bool,
+    att: Tensor | None, seeds: Seeds, data: bool,
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
     """The results, and what else backward needs."""
     adjacency, watch, projected = spec.adjacency, spec.entry.watch, spec.projected
     if projected is not None:
-        given = (projected.att, projected.heads, seeds.of_activation())
-        projected.rows, projected.terms = weights[0].forward_heads(x, *given)
-        return [stand_in(projected.rows.codes)], ()
+        assert att is not None
+        projected.rows, terms = weights[0].forward_heads(x, att, projected.heads, seeds.of_activation())
+        return [stand_in(projected.rows.codes), terms], (att,)
     if adjacency is None:
         added = [rows, *[None] * (len(weights) - 1)]
         return [w.forward(x, b, r) for w, b, r in zip(weights, biases, added, strict=True)], ()
@@ -166,8 +176,9 @@ def project(
     x: Tensor, weight: Tensor, att: Tensor, heads: int, entry: Entry, norm: Norm = NO_NORM
 ) -> tuple[Projected | Tensor, ...]:
     """x W^T for attention with att [terms, columns], then the chain's mean and variance."""
-    made = Projected(att, heads)
-    made.h, *statistics = _apply(x, norm, None, Spec(entry, "products", made.box, None, made), [weight], [None])
+    made = Projected(heads)
+    spec = Spec(entry, "products", made.box, None, made)
+    made.h, made.terms, *statistics = _apply(x, norm, None, spec, [weight], [None], att)
     return made, *statistics
 
 
@@ -183,10 +194,11 @@ def convolve(
 
 
 def _apply(
-    x: Tensor, norm: Norm, rows: Tensor | None, spec: Spec, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-) -> tuple[Tensor, ...]:
+    x: Tensor, norm: Norm, rows: Tensor | None, spec: Spec, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
+    att: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
-    outs = _Int8.apply(x.float().contiguous(), *norm, rows, spec, *params)
+    outs = _Int8.apply(x.float().contiguous(), *norm, rows, att, spec, *params)
     if len(outs) == 3 and spec.projected is None:
         leave_box(outs[0], spec.box)
     return outs

@@ -64,6 +64,10 @@ class Came(NamedTuple):
     var: Tensor
 
 
+BEFORE = "in a layer that ran before anomaly mode was on"
+"""The layer of gradients, where nobody asked for its name."""
+
+
 def refuse_nan(what: str, x: Tensor, layer: str = "") -> None:
     """In torch's anomaly mode: an error that names the layer if x holds NaN or infinity. Else its results show it."""
     if torch.is_anomaly_enabled() and not bool(x.isfinite().all()):

@@ -68,7 +68,7 @@ class _Int8Gatv2(torch.autograd.Function):
         return backward(ctx, dout, _gradients)
 
 
-def _gradients(ctx: Any, saved: Sequence[Any], g: Rows) -> Grads:
+def _gradients(ctx: Any, saved: Sequence[Any], g: Rows, dots: Tensor | None) -> Grads:
     setting, edges, p, att, rows = ctx.setting, Edges(*saved[:5]), saved[5], saved[6].contiguous(), saved[7:]
     decoded = [ops.dequantize_rows(*rows[k : k + 2]) for k in range(0, len(rows), 2)]
     given = (edges.rowptr, edges.col, decoded[0], decoded[-1], att, setting.slope)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import ops
 from .adjacency import Adjacency
+from .box import Found
 from .rows import Rows, Seeds, Weight
 from .watch import Watch
 
@@ -41,8 +42,8 @@ class Gradient:
 class Delivered:
     """The gradient as it came in a box: rows by each factor, in the order of `readers`, and column sums."""
 
-    def __init__(self, rows: list[Rows], sums: Tensor) -> None:
-        self._rows, self._sums, self._next = rows, sums, 0
+    def __init__(self, found: Found) -> None:
+        self._rows, self._sums, self._next = found.rows, found.sums, 0
 
     @property
     def shown(self) -> Tensor:
@@ -120,6 +121,29 @@ def _through_products(
         behind.append((weight, g))
         dweights.append(_dweight(g, x, weight, seeds))
     return _sum_of_products(behind, drows), dweights
+
+
+def through_projection(
+    dout: Gradient | Delivered, x: Rows, weight: Weight, att: Tensor, da: Tensor, seeds: Seeds, wanted: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of the rows that came in (if wanted), of the weight and of att, from those of rows and of <rows, att>.
+
+    The latter never become part of the rows' gradient, which would round them with it: the terms are products of x too.
+    """
+    count, nodes, heads = da.shape
+    flat = da.transpose(0, 1).reshape(nodes, count * heads)
+    whole = (weight.codes * weight.scale.unsqueeze(1)).view(1, heads, -1, x.codes.size(1))  # [1, heads, width, columns]
+    by_head = att.view(count, heads, -1, 1)
+    drows = None
+    if wanted:
+        g = dout.rounded(weight.folded)
+        drows = weight.backward_plus(g, flat, (by_head * whole).sum(2).view(count * heads, -1))
+        dweight = _dweight(g, x, weight, seeds)
+    else:
+        dweight = dout.times(x, seeds.of_weight_gradient())
+    dv = ops.int8_grad_exact(flat, *x).view(count, heads, 1, -1)
+    dweight += (by_head * dv).sum(0).view_as(dweight)
+    return drows, dweight, (whole * dv).sum(3).view_as(att)
 
 
 def _sum_of_products(products: list[tuple[Weight, Rows]], drows: Tensor | None) -> Tensor | None:

@@ -81,6 +81,10 @@ class Weight(NamedTuple):
         one, two = (*g, self.transposed, self._ones(), None), (*g2, other.transposed, other._ones(), None)
         return ops.int8_linear_two(*one, *two)
 
+    def backward_plus(self, g: Rows, left: Tensor, right: Tensor) -> Tensor:
+        """backward(g) plus left @ right."""
+        return ops.int8_linear_plus(*g, self.transposed, self._ones(), left, right)
+
     def backward_rows(self, g: Rows, noise: int | None) -> Rows:
         return Rows(*ops.int8_linear_rows(*g, self.transposed, self._ones(), None, None, noise))
 

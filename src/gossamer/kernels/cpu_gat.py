@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import memory
 from ..ops._library import OPS
 from . import native, num_threads
-from ._arguments import F32, MASK64, at, contiguous, noise
+from ._arguments import F32, MASK64, as_float, at, contiguous, noise
 from .cpu_int8 import empty_rows, enough
 
 Result = tuple[Tensor, Tensor, Tensor]
@@ -28,41 +28,72 @@ def _int8_linear_heads(
     return codes, scale, terms
 
 
-def _gat_backward_int8(
+def _gat_sum_int8(
     rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
-    p: Tensor, drop: float, seed: int, g: Tensor, g_scale: Tensor, h: Tensor, h_scale: Tensor,
+    drop: float, seed: int, h: Tensor, h_scale: Tensor, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    rowptr, col, a_src, a_dst, a_edge, p = contiguous(rowptr, col, a_src, a_dst, a_edge, p)
-    g, g_scale, h, h_scale = contiguous(g, g_scale, h, h_scale)
-    nodes, heads = rowptr.numel() - 1, p.size(1)
-    pairs, da_dst = memory.empty([len(p), 2 * heads], F32), memory.empty([nodes, heads], F32)
-    given = (at(rowptr), at(col), nodes, at(a_src), at(a_dst), at(a_edge), slope, at(p), drop, seed & MASK64)
-    rows = (at(g), at(g_scale), at(h), at(h_scale))
-    enough(native.gat_backward_int8(*given, *rows, at(pairs), at(da_dst), g.size(1), heads, num_threads()))
-    return pairs, da_dst
+    bias = as_float(bias)
+    out = memory.empty([rowptr.numel() - 1, h.size(1)], F32)
+    return out, _summed(rowptr, col, (a_src, a_dst, a_edge), (slope, drop, seed), h, h_scale, bias, out, None)
 
 
-def _gat_sources_int8(
-    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, pairs: Tensor, g: Tensor, g_scale: Tensor, att_src: Tensor,
-    att_dst: Tensor | None, da_dst: Tensor | None, rows: bool, factor: Tensor | None, seed: int | None,
-) -> Result:  # fmt: skip
-    nodes, columns, heads = t_rowptr.numel() - 1, g.size(1), pairs.size(1) // 2
-    if nodes * columns == 0:  # dh has no address, by which the kernel would know what is wanted
-        atts = (att_src, att_dst, da_dst)
-        return OPS["gat_sources_int8"].reference(t_rowptr, t_col, t_perm, pairs, g, g_scale, *atts, rows, factor, seed)
-    t_rowptr, t_col, t_perm, pairs, g, g_scale = contiguous(t_rowptr, t_col, t_perm, pairs, g, g_scale)
-    att_src, att_dst, da_dst, factor = contiguous(att_src, att_dst, da_dst, factor)
-    da_src = memory.empty([nodes, heads], F32)
+def _gat_dots_int8(
+    rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
+    drop: float, seed: int, h: Tensor, h_scale: Tensor, g: Tensor, g_scale: Tensor,
+) -> Tensor:  # fmt: skip
+    dots = memory.empty([rowptr.numel() - 1, a_src.size(1)], F32)
+    rule, against = (slope, drop, seed), (g, g_scale, dots)
+    _summed(rowptr, col, (a_src, a_dst, a_edge), rule, h, h_scale, None, None, against)
+    return dots
+
+
+def _summed(
+    rowptr: Tensor, col: Tensor, terms: tuple[Tensor | None, ...], rule: tuple[float, float, int], h: Tensor,
+    h_scale: Tensor, bias: Tensor | None, out: Tensor | None, against: tuple[Tensor, Tensor, Tensor] | None,
+) -> Tensor:  # fmt: skip
+    """log_sums; the sums are in `out`, or their products with (codes, scale) in the third of `against`."""
+    rowptr, col, a_src, a_dst, a_edge, h, h_scale = contiguous(rowptr, col, *terms, h, h_scale)
+    g, g_scale, dots = (None,) * 3 if against is None else contiguous(*against)
+    slope, drop, seed = rule
+    nodes, heads = rowptr.numel() - 1, a_src.size(1)
+    log_sums = memory.empty([nodes, heads], F32)
+    given = (at(rowptr), at(col), nodes, at(a_src), at(a_dst), at(a_edge), slope, drop, seed & MASK64)
+    rows = (at(h), at(h_scale), at(bias), at(out), at(log_sums), at(g), at(g_scale), at(dots))
+    enough(native.gat_sum_int8(*given, *rows, h.size(1), heads, num_threads()))
+    return log_sums
+
+
+def _record(heads: int) -> int:
+    """Floats of what an edge reads of its destination, so that few records cross a cache line."""
+    size = 3 * heads + 1
+    return 1 << (size - 1).bit_length() if size <= 16 else (size + 15) // 16 * 16
+
+
+def _gat_backward_int8(
+    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None,
+    slope: float, drop: float, seed: int, log_sums: Tensor, dots: Tensor, g: Tensor, g_scale: Tensor, h: Tensor,
+    h_scale: Tensor, rows: bool, factor: Tensor | None, seed_of_noise: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    if h.numel() == 0:  # dh has no address, by which the kernel would know what is wanted
+        own = (t_rowptr, t_col, t_perm, a_src, a_dst, a_edge, slope, drop, seed, log_sums, dots)
+        return OPS["gat_backward_int8"].reference(*own, g, g_scale, h, h_scale, rows, factor, seed_of_noise)
+    t_rowptr, t_col, t_perm, a_src, a_dst, a_edge = contiguous(t_rowptr, t_col, t_perm, a_src, a_dst, a_edge)
+    log_sums, dots, g, g_scale, h, h_scale, factor = contiguous(log_sums, dots, g, g_scale, h, h_scale, factor)
+    (nodes, columns), heads = h.shape, a_src.size(1)
+    ds, da_src = memory.empty([t_col.numel(), heads], F32), memory.empty([nodes, heads], F32)
+    records = memory.empty([g.size(0), _record(heads)], F32)
     dh, scale = empty_rows(nodes, columns) if rows else (memory.empty([nodes, columns], F32), g_scale.new_empty(0))
-    given = (at(t_rowptr), at(t_col), nodes, at(t_perm), at(pairs), at(g), at(g_scale))
-    terms = (at(da_src), at(da_dst), at(att_src), at(att_dst))
-    written = (0, at(dh), at(scale), at(factor), *noise(seed)) if rows else (at(dh), 0, 0, 0, False, 0)
-    enough(native.gat_sources_int8(*given, *terms, *written, columns, heads, num_threads()))
-    return dh, scale, da_src
+    given = (at(t_rowptr), at(t_col), nodes, at(t_perm), at(a_src), at(a_dst), at(a_edge), slope, drop, seed & MASK64)
+    between = (at(log_sums), at(dots), at(g), at(g_scale), at(h), at(h_scale), at(ds), at(da_src))
+    written = (0, at(dh), at(scale), at(factor), *noise(seed_of_noise)) if rows else (at(dh), 0, 0, 0, False, 0)
+    ends = (at(records), *records.shape, *written, columns, heads, num_threads())
+    enough(native.gat_backward_int8(*given, *between, *ends))
+    return dh, scale, da_src, ds
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "int8_linear_heads": _int8_linear_heads,
+    "gat_sum_int8": _gat_sum_int8,
+    "gat_dots_int8": _gat_dots_int8,
     "gat_backward_int8": _gat_backward_int8,
-    "gat_sources_int8": _gat_sources_int8,
 }

@@ -54,6 +54,16 @@ def _int8_linear_two(*args: Tensor | None) -> Tensor:
     return out
 
 
+def _int8_linear_plus(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    out = memory.empty([x.size(0), w.size(0)], F32)
+    if out.numel() == 0:
+        return out
+    x, x_scale, w, w_scale, left, right = contiguous(x, x_scale, w, w_scale, left, right)
+    given = (at(x), at(x_scale), at(w), at(w_scale), at(left), at(right), left.size(1))
+    enough(native.int8_linear_plus(*given, at(out), *x.shape, w.size(0), num_threads()))
+    return out
+
+
 def _int8_linear_rows(
     x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, factor: Tensor | None,
     seed: int | None,
@@ -124,12 +134,12 @@ def _chain_rows(
 def _norm_act_backward_rows(
     dout: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
     over: int, eps: float, act: int, slope: float, p: float, seed: int, factors: list[Tensor | None],
-    seeds: list[int], stochastic: bool,
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:  # fmt: skip
+    seeds: list[int], stochastic: bool, heads: int, origin: Tensor | None,
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     if x.numel() == 0:
         plain = (dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed)
-        return OPS["norm_act_backward_rows"].reference(*plain, factors, seeds, stochastic)
-    dout, x, *factors = contiguous(dout, x, *factors)
+        return OPS["norm_act_backward_rows"].reference(*plain, factors, seeds, stochastic, heads, origin)
+    dout, x, origin, *factors = contiguous(dout, x, origin, *factors)
     columns, by_x, constant, dweight, dbias = column_gradient(
         dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed
     )
@@ -141,10 +151,11 @@ def _norm_act_backward_rows(
     to += [(0, 0, 0, False, 0)] * (2 - len(to))
     sums, scratch = x.new_empty(x.size(1)), row_sums_scratch(*x.shape)
     given = (at(dout), at(x), *(at(t) for t in columns[:3]), at(by_x), at(constant), act, slope, p, seed & MASK64)
-    enough(
-        native.affine_backward_rows(*given, *to[0], *to[1], at(scratch), at(sums), *x.shape, num_threads())
-    )  # fmt: skip
-    return [tensor for pair in rows for tensor in pair], sums, dweight, dbias
+    dots = memory.empty([x.size(0), heads], F32) if heads else None
+    with_x = (at(origin), at(dots), heads)
+    enough(native.affine_backward_rows(*given, *to[0], *to[1], *with_x, at(scratch), at(sums), *x.shape, num_threads()))
+    flat = [tensor for pair in rows for tensor in pair]
+    return flat, sums, dweight, dbias, x.new_empty(0) if dots is None else dots
 
 
 def _int8_grad(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, seed: int) -> Tensor:
@@ -161,6 +172,18 @@ def _int8_grad(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, 
     return dw
 
 
+def _int8_grad_exact(g: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    (rows, columns), outs = codes.shape, g.size(1)
+    if min(rows, columns, outs) == 0:
+        return scale.new_zeros(outs, columns)
+    g, codes, scale = contiguous(g, codes, scale)
+    partial = memory.empty([native.grad_slabs(rows, outs, columns), outs, columns], F32)
+    dw = memory.empty([outs, columns], F32)
+    given = (at(g), at(codes), at(scale), at(partial), at(dw))
+    native.int8_grad_exact(*given, rows, outs, columns, num_threads())
+    return dw
+
+
 def _sddmm_int8(
     rowptr: Tensor, col: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, heads: int
 ) -> Tensor:
@@ -174,6 +197,7 @@ def _sddmm_int8(
 KERNELS: dict[str, Callable[..., Any]] = {
     "int8_linear": _int8_linear,
     "int8_linear_two": _int8_linear_two,
+    "int8_linear_plus": _int8_linear_plus,
     "int8_linear_rows": _int8_linear_rows,
     "spmm_int8": _spmm_int8,
     "spmm_rows": _spmm_rows,
@@ -181,5 +205,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "chain_rows": _chain_rows,
     "norm_act_backward_rows": _norm_act_backward_rows,
     "int8_grad": _int8_grad,
+    "int8_grad_exact": _int8_grad_exact,
     "sddmm_int8": _sddmm_int8,
 }

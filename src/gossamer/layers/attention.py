@@ -126,7 +126,7 @@ def _projects(module: Any, x: Tensor, shows_weights: bool | None = None) -> Int8
 
 
 def _project(module: Any, x: Tensor, entry: Entry, *norm: Any) -> tuple[Any, ...]:
-    att = torch.cat([module.att_src, module.att_dst]).detach().flatten(1)
+    att = torch.cat([module.att_src, module.att_dst]).flatten(1)
     return project(x, module.lin.weight, att, module.heads, entry, *norm)
 
 

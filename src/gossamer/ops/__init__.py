@@ -11,12 +11,12 @@ from .chain_keep import chain_keep_op as chain_keep
 from .csr import coo_to_csr, transpose_csr
 from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
-from .gat_int8 import gat_backward_int8, gat_sources_int8, int8_linear_heads
+from .gat_int8 import gat_backward_int8, gat_dots_int8, gat_sum_int8, int8_linear_heads
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from .gatv2 import gatv2_logits
 from .head_mean import head_mean_spmm
-from .int8_grad import int8_grad
-from .int8_linear import int8_linear, int8_linear_two
+from .int8_grad import int8_grad, int8_grad_exact
+from .int8_linear import int8_linear, int8_linear_plus, int8_linear_two
 from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes, quantize_times, spmm_rows
 from .kept_chain import kept_products, kept_rows
 from .linear import column_sums, linear
@@ -49,15 +49,18 @@ __all__ = [
     "edge_softmax",
     "gat_attention",
     "gat_backward_int8",
-    "gat_sources_int8",
+    "gat_dots_int8",
+    "gat_sum_int8",
     "gather_packed_rows",
     "gather_rows",
     "gather_rows_int8",
     "gatv2_logits",
     "head_mean_spmm",
     "int8_grad",
+    "int8_grad_exact",
     "int8_linear",
     "int8_linear_heads",
+    "int8_linear_plus",
     "int8_linear_rows",
     "int8_linear_two",
     "kept_codes",

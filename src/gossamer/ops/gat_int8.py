@@ -1,15 +1,21 @@
-"""GAT on int8 rows: terms of logits with the rows, and the backward of attention and sum in two passes over the edges.
+"""GAT on int8 rows: terms of logits with the rows, attention with its weighted sum, and the backward of those two.
 
     int8_linear_heads   rows of h = int8_linear(x, w), and terms[k, i, head] = <h_i, att_k> over the head's columns,
                         from h as it was before it was rounded
-    gat_backward_int8   by destination: dp_e = dropout(<g_i, h_j>), then ds and its sums da_dst by ops/attention.py
-                        pairs[e] = (w_e, ds_e), with w = dropout(p)
-    gat_sources_int8    by source: da_src, the sums of ds;  dh_j = sum over the edges e = (j -> i) of  w_e g_i
-                        + da_src_j att_src  (+ da_dst_j att_dst, where the sources are the destinations too)
+    gat_sum_int8        p = softmax over row i of s_e = leaky(a_src_j + a_dst_i + a_edge_e),  w = dropout(p)
+                        out_i = sum over the edges e = (j -> i) of  w_e h_j + bias,  and  log_sums_i = log sum e^(s_e)
+    gat_dots_int8       dots_i = <g_i, sum over the edges of w_e h_j> by head
+    gat_backward_int8   dp_e = dropout(<g_i, h_j>)     ds_e = p_e (dp_e - dots_i) leaky'     da_src_j = sum of ds_e
+                        dh_j = sum over the edges out of j of  w_e g_i
 
-g and h are int8 rows with a scale each; attention, logits and their gradients are float32. A pair is what the second
-pass reads of an edge, at a place that is as good as random: one cache line for both. Rows of dh leave as floats, or,
-times `factor`, as codes. Sums are taken in an order that does not depend on the number of threads.
+Softmax's gradient needs the mean of dp under p over each row. That mean is dots_i, as dropout may stand on either side
+of the product: sum of p_e dropout(<g_i, h_j>) = <g_i, sum of dropout(p_e) h_j>. Whoever has the sum at hand knows it by
+a product of two rows, and with log_sums all weights can be made again where they are used. So backward goes over the
+edges once, by source, reads one row of g for each, and no weight is kept.
+
+g and h are int8 rows with a scale each; attention, logits and their gradients are float32. ds stands in the order of
+the graph, so that its sums by row are da_dst. Rows of dh leave as floats, or, times `factor`, as codes. Sums are taken
+in an order that does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -19,14 +25,17 @@ from torch import Tensor
 
 from . import _checks
 from ._library import OPS, define
-from .attention import gat_attention_backward_op, gat_attention_op, sums_of_edges
+from .activation import check_slope
+from .attention import gat_attention_op, gat_sums, leaky, leaky_derivative, sums_of_edges
+from .csr import row_of_edge
 from .dropout import check_probability, dropout_op
 from .int8_linear import check_product
-from .int8_rows import check_factor, empty_rows, rounded
+from .int8_rows import check_factor, empty_rows, head_products, rounded
 from .sddmm_int8 import check_dots, sddmm_int8
 from .spmm_int8 import int8_sum
 
 Result = tuple[Tensor, Tensor, Tensor]
+Result4 = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _check_linear(
@@ -63,106 +72,160 @@ int8_linear_heads = define(
 )
 
 
-def _check_backward(
+def _check_attention(
     rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
-    p: Tensor, drop: float, seed: int, g: Tensor, g_scale: Tensor, h: Tensor, h_scale: Tensor,
+    drop: float, h: Tensor, h_scale: Tensor,
 ) -> None:  # fmt: skip
     _checks.dtype_of("a_src", a_src, (torch.float32,))
     gat_attention_op.check(rowptr, col, a_src, a_dst, a_edge, slope, None, None)
-    _checks.dtype_of("p", p, (torch.float32,))
-    _checks.shape_of("p", p, (col.numel(), a_src.size(1)), f"[{col.numel()}, {a_src.size(1)}]")
     check_probability(drop, "drop")
-    _checks.shape_of("g", g, (None, None), "[num_dst, columns]")
-    if a_src.size(1) == 0 or g.size(1) % a_src.size(1):
-        raise ValueError(f"`a_src` must have heads that divide the {g.size(1)} columns of `g` (got {a_src.size(1)})")
-    check_dots(rowptr, col, g, g_scale, h, h_scale, a_src.size(1), "g", "h")
+    _check_rows("h", h, h_scale, a_src.size(0), a_src.size(1))
 
 
-def _backward(
+def _check_rows(name: str, codes: Tensor, scale: Tensor, count: int, heads: int) -> None:
+    _checks.dtype_of(name, codes, (torch.int8,))
+    _checks.shape_of(name, codes, (count, None), f"[{count}, columns]")
+    _checks.dtype_of(f"{name}_scale", scale, (torch.float32,))
+    _checks.shape_of(f"{name}_scale", scale, (count,), f"[{count}], one number per row")
+    if heads == 0 or codes.size(1) % heads:
+        raise ValueError(f"`a_src` must have heads that divide the {codes.size(1)} columns of `{name}` (got {heads})")
+
+
+def _check_sum(
     rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
-    p: Tensor, drop: float, seed: int, g: Tensor, g_scale: Tensor, h: Tensor, h_scale: Tensor,
+    drop: float, seed: int, h: Tensor, h_scale: Tensor, bias: Tensor | None,
+) -> None:  # fmt: skip
+    _check_attention(rowptr, col, a_src, a_dst, a_edge, slope, drop, h, h_scale)
+    if bias is not None:
+        _checks.dtype_of("bias", bias, (torch.float32,))
+        _checks.shape_of("bias", bias, (h.size(1),), f"[{h.size(1)}], one number per column")
+
+
+def _dropped(x: Tensor, drop: float, seed: int) -> Tensor:
+    return x if drop == 0 else dropout_op.reference(x, drop, seed)
+
+
+def _log_sums(rowptr: Tensor, logits: Tensor) -> Tensor:
+    """Infinity for rows without a weight: there every weight is e^(logit - infinity) = 0."""
+    row = row_of_edge(rowptr).unsqueeze(1).expand_as(logits)
+    lowest = logits.new_full((rowptr.numel() - 1, logits.size(1)), -torch.inf)
+    top = lowest.scatter_reduce(0, row, logits, "amax")
+    top = torch.where(top == -torch.inf, 0.0, top)
+    sums = torch.zeros_like(top).scatter_add(0, row, (logits - top.gather(0, row)).exp())
+    return torch.where(sums == 0, torch.inf, top + sums.log())
+
+
+def _sum(
+    rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
+    drop: float, seed: int, h: Tensor, h_scale: Tensor, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    dw = sddmm_int8.reference(rowptr, col, g, g_scale, h, h_scale, a_src.size(1))
-    dp, w = (t if drop == 0 else dropout_op.reference(t, drop, seed) for t in (dw, p))
-    ds, da_dst = gat_attention_backward_op.reference(rowptr, col, a_src, a_dst, a_edge, slope, p, dp)
-    return torch.cat([w, ds], 1), da_dst
+    p = gat_attention_op.reference(rowptr, col, a_src, a_dst, a_edge, slope, None, None)
+    out = int8_sum(rowptr, col, _dropped(p, drop, seed), h_scale, None, h, None, bias, 0.0, None)
+    return out, _log_sums(rowptr, leaky(gat_sums(rowptr, col, a_src, a_dst, a_edge), slope))
 
 
-gat_backward_int8 = define(
-    "gat_backward_int8(Tensor rowptr, Tensor col, Tensor a_src, Tensor? a_dst, Tensor? a_edge, float slope, Tensor p, "
-    "float drop, int seed, Tensor g, Tensor g_scale, Tensor h, Tensor h_scale) -> (Tensor, Tensor)",
-    check=_check_backward,
-    reference=_backward,
-    fake=lambda rowptr, col, a_src, a_dst, a_edge, slope, p, *rest: (
-        p.new_empty(p.size(0), 2 * p.size(1)),
-        p.new_empty(rowptr.size(0) - 1, p.size(1)),
+gat_sum_int8 = define(
+    "gat_sum_int8(Tensor rowptr, Tensor col, Tensor a_src, Tensor? a_dst, Tensor? a_edge, float slope, float drop, "
+    "int seed, Tensor h, Tensor h_scale, Tensor? bias) -> (Tensor, Tensor)",
+    check=_check_sum,
+    reference=_sum,
+    fake=lambda rowptr, col, a_src, a_dst, a_edge, slope, drop, seed, h, *rest: (
+        a_src.new_empty(rowptr.size(0) - 1, h.size(1)),
+        a_src.new_empty(rowptr.size(0) - 1, a_src.size(1)),
     ),
 )
 
 
-def _check_sources(
-    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, pairs: Tensor, g: Tensor, g_scale: Tensor, att_src: Tensor,
-    att_dst: Tensor | None, da_dst: Tensor | None, rows: bool, factor: Tensor | None, seed: int | None,
+def _check_dots(
+    rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
+    drop: float, seed: int, h: Tensor, h_scale: Tensor, g: Tensor, g_scale: Tensor,
 ) -> None:  # fmt: skip
-    _checks.dtype_of("g", g, (torch.int8,))
+    _check_attention(rowptr, col, a_src, a_dst, a_edge, slope, drop, h, h_scale)
+    check_dots(rowptr, col, g, g_scale, h, h_scale, a_src.size(1), "g", "h")
+
+
+def _dots(
+    rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
+    drop: float, seed: int, h: Tensor, h_scale: Tensor, g: Tensor, g_scale: Tensor,
+) -> Tensor:  # fmt: skip
+    out, _ = _sum(rowptr, col, a_src, a_dst, a_edge, slope, drop, seed, h, h_scale, None)
+    return head_products(g, g_scale, out, a_src.size(1))
+
+
+gat_dots_int8 = define(
+    "gat_dots_int8(Tensor rowptr, Tensor col, Tensor a_src, Tensor? a_dst, Tensor? a_edge, float slope, float drop, "
+    "int seed, Tensor h, Tensor h_scale, Tensor g, Tensor g_scale) -> Tensor",
+    check=_check_dots,
+    reference=_dots,
+    fake=lambda rowptr, col, a_src, *rest: a_src.new_empty(rowptr.size(0) - 1, a_src.size(1)),
+)
+
+
+def _check_backward(
+    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None,
+    slope: float, drop: float, seed: int, log_sums: Tensor, dots: Tensor, g: Tensor, g_scale: Tensor, h: Tensor,
+    h_scale: Tensor, rows: bool, factor: Tensor | None, noise: int | None,
+) -> None:  # fmt: skip
+    _checks.shape_of("a_src", a_src, (None, None), "[num_src, heads]")
+    nodes, heads = a_src.shape
     _checks.shape_of("g", g, (None, None), "[num_dst, columns]")
-    _checks.dtype_of("g_scale", g_scale, (torch.float32,))
-    _checks.shape_of("g_scale", g_scale, (g.size(0),), f"[{g.size(0)}], one number per row")
     _checks.csr(t_rowptr, t_col, g.size(0), "t_")
-    nnz, nodes, columns = t_col.numel(), t_rowptr.numel() - 1, g.size(1)
-    _checks.permutation("t_perm", t_perm, nnz)
-    _checks.dtype_of("pairs", pairs, (torch.float32,))
-    _checks.shape_of("pairs", pairs, (nnz, None), f"[{nnz}, 2 * heads]")
-    heads = pairs.size(1) // 2
-    if heads == 0 or pairs.size(1) % 2 or columns % heads:
-        raise ValueError(
-            f"`pairs` must have two columns for each head, and heads divide the {columns} columns of `g` "
-            f"(got {pairs.size(1)})"
-        )
-    if (att_dst is None) != (da_dst is None):
-        raise ValueError("`att_dst` and `da_dst` must be given together, or neither")
+    _checks.shape_of("t_rowptr", t_rowptr, (nodes + 1,), f"[{nodes + 1}], as `a_src` has {nodes} rows")
+    _checks.permutation("t_perm", t_perm, t_col.numel())
+    given = (g.size(0), heads)
     for name, tensor, shape in (
-        ("att_src", att_src, (columns,)), ("att_dst", att_dst, (columns,)), ("da_dst", da_dst, (nodes, heads)),
+        ("a_src", a_src, (nodes, heads)), ("a_dst", a_dst, given), ("a_edge", a_edge, (t_col.numel(), heads)),
+        ("log_sums", log_sums, given), ("dots", dots, given),
     ):  # fmt: skip
         if tensor is not None:
             _checks.dtype_of(name, tensor, (torch.float32,))
             _checks.shape_of(name, tensor, shape, str(list(shape)))
-    check_factor(factor, columns)
+    check_slope(slope)
+    check_probability(drop, "drop")
+    _check_rows("h", h, h_scale, nodes, heads)
+    _check_rows("g", g, g_scale, g.size(0), heads)
+    _checks.shape_of("g", g, (None, h.size(1)), f"[num_dst, {h.size(1)}], the columns of `h`")
+    check_dots(t_rowptr, t_col, h, h_scale, g, g_scale, heads, "h", "g")
+    check_factor(factor, g.size(1))
 
 
-def _of_terms(da: Tensor, att: Tensor) -> Tensor:
-    return da.repeat_interleave(att.numel() // da.size(1), 1) * att
+def _backward(
+    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None,
+    slope: float, drop: float, seed: int, log_sums: Tensor, dots: Tensor, g: Tensor, g_scale: Tensor, h: Tensor,
+    h_scale: Tensor, rows: bool, factor: Tensor | None, noise: int | None,
+) -> Result4:  # fmt: skip
+    def placed(x: Tensor) -> Tensor:  # what transposed edges have, in the order of the graph
+        return torch.empty_like(x).index_copy(0, t_perm, x)
+
+    dst, heads = t_col.long(), a_src.size(1)
+    s = a_src[row_of_edge(t_rowptr)]
+    s = s if a_dst is None else s + a_dst[dst]
+    s = s if a_edge is None else s + a_edge[t_perm]
+    p = placed((leaky(s, slope) - log_sums[dst]).exp())
+    dp = _dropped(placed(sddmm_int8.reference(t_rowptr, t_col, h, h_scale, g, g_scale, heads)), drop, seed)
+    ds = p * (dp - placed(dots[dst])) * placed(leaky_derivative(s, slope))
+    w = _dropped(p, drop, seed)[t_perm]
+    dh = int8_sum(t_rowptr, t_col, w, g_scale, None, g, None, None, 0.0, None)
+    written = rounded(dh, factor, noise) if rows else (dh, g_scale.new_empty(0))
+    return *written, sums_of_edges(t_rowptr, t_perm, ds), ds
 
 
-def _sources(
-    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, pairs: Tensor, g: Tensor, g_scale: Tensor, att_src: Tensor,
-    att_dst: Tensor | None, da_dst: Tensor | None, rows: bool, factor: Tensor | None, seed: int | None,
-) -> Result:  # fmt: skip
-    w, ds = pairs[t_perm].chunk(2, 1)
-    da_src = sums_of_edges(t_rowptr, None, ds)
-    dh = int8_sum(t_rowptr, t_col, w, g_scale, None, g, None, None, 0.0, None) + _of_terms(da_src, att_src)
-    if att_dst is not None and da_dst is not None:
-        dh = dh + _of_terms(da_dst, att_dst)
-    if rows:
-        return *rounded(dh, factor, seed), da_src
-    return dh, g_scale.new_empty(0), da_src
-
-
-def _sources_fake(
-    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, pairs: Tensor, g: Tensor, g_scale: Tensor, att_src: Tensor,
-    att_dst: Tensor | None, da_dst: Tensor | None, rows: bool, factor: Tensor | None, seed: int | None,
-) -> Result:  # fmt: skip
-    dh = g_scale.new_empty(t_rowptr.size(0) - 1, g.size(1))
+def _backward_fake(
+    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None,
+    slope: float, drop: float, seed: int, log_sums: Tensor, dots: Tensor, g: Tensor, g_scale: Tensor, h: Tensor,
+    h_scale: Tensor, rows: bool, factor: Tensor | None, noise: int | None,
+) -> Result4:  # fmt: skip
+    dh = g_scale.new_empty(h.shape)
     written = empty_rows(dh) if rows else (dh, g_scale.new_empty(0))
-    return *written, g_scale.new_empty(dh.size(0), pairs.size(1) // 2)
+    return *written, torch.empty_like(a_src), a_src.new_empty(t_col.size(0), a_src.size(1))
 
 
-gat_sources_int8 = define(
-    "gat_sources_int8(Tensor t_rowptr, Tensor t_col, Tensor t_perm, Tensor pairs, Tensor g, Tensor g_scale, "
-    "Tensor att_src, Tensor? att_dst, Tensor? da_dst, bool rows, Tensor? factor, int? seed) "
-    "-> (Tensor, Tensor, Tensor)",
-    check=_check_sources,
-    reference=_sources,
-    fake=_sources_fake,
+gat_backward_int8 = define(
+    "gat_backward_int8(Tensor t_rowptr, Tensor t_col, Tensor t_perm, Tensor a_src, Tensor? a_dst, Tensor? a_edge, "
+    "float slope, float drop, int seed, Tensor log_sums, Tensor dots, Tensor g, Tensor g_scale, Tensor h, "
+    "Tensor h_scale, bool rows, Tensor? factor, int? noise) -> (Tensor, Tensor, Tensor, Tensor)",
+    check=_check_backward,
+    reference=_backward,
+    fake=_backward_fake,
 )
-"""dh as floats with no scales, or with `rows` codes and scales of dh * factor; then da_src."""
+"""dh as floats with no scales, or with `rows` codes and scales of dh * factor; da_src; ds."""

@@ -10,6 +10,8 @@ with one step for each column of each chunk of 512 rows, and
 Unbiased: E[dW] = G^T X^, whether G is exact or itself the result of stochastic rounding. Small chunks matter, because
 the columns of H are heavy-tailed: its noise is a few thousandths of dW's energy where one chunk for all rows would make
 it a few hundredths. A column with NaN or infinity makes its row of dW NaN.
+
+`int8_grad_exact` is the same with G as it is, in float32. It takes longer for each output, and is for few.
 """
 
 from __future__ import annotations
@@ -64,4 +66,20 @@ int8_grad = define(
     check=_check,
     reference=_reference,
     fake=_fake,
+)
+
+
+def _check_exact(g: Tensor, codes: Tensor, scale: Tensor) -> None:
+    _check(g, None, codes, scale, 0)
+
+
+def _exact_reference(g: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    return (g.double().t() @ (codes.double() * scale.double().unsqueeze(1))).float()
+
+
+int8_grad_exact = define(
+    "int8_grad_exact(Tensor g, Tensor codes, Tensor scale) -> Tensor",
+    check=_check_exact,
+    reference=_exact_reference,
+    fake=lambda g, codes, scale: _fake(g, None, codes, scale, 0),
 )

@@ -5,7 +5,8 @@
 The sum is an exact int32: at most 133,144 input columns, so that no sum of products of codes -127 .. 127 can overflow.
 Row scales of x and output scales of w leave the sum, because neither depends on k.
 
-`int8_linear_two` is the sum of two such products, which otherwise would go through memory in between.
+`int8_linear_two` is the sum of two such products, which otherwise would go through memory in between;
+`int8_linear_plus` that of one and of a float product left @ right of few columns.
 
     d x_scale_i = <dy_i, (y_i - bias - rows_i) / x_scale_i>     d w_scale, d bias alike, by column     d rows = dy
 """
@@ -127,4 +128,21 @@ int8_linear_two = define(
     check=_check_two,
     reference=_reference_two,
     fake=lambda *args: _fake(*args[:5]),
+)
+
+
+def _check_plus(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, left: Tensor, right: Tensor) -> None:
+    check_product(x, x_scale, w, w_scale, None)
+    _checks.dtype_of("left", left, (torch.float32,))
+    _checks.shape_of("left", left, (x.size(0), None), f"[{x.size(0)}, rank], a row for each of `x`")
+    _checks.dtype_of("right", right, (torch.float32,))
+    shape = (left.size(1), w.size(0))
+    _checks.shape_of("right", right, shape, f"{list(shape)}, the columns of `left` by the outputs of `w`")
+
+
+int8_linear_plus = define(
+    "int8_linear_plus(Tensor x, Tensor x_scale, Tensor w, Tensor w_scale, Tensor left, Tensor right) -> Tensor",
+    check=_check_plus,
+    reference=lambda x, x_scale, w, w_scale, left, right: _reference(x, x_scale, w, w_scale, None, left @ right),
+    fake=lambda x, x_scale, w, w_scale, left, right: _fake(x, x_scale, w, w_scale, None),
 )

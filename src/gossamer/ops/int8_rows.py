@@ -30,6 +30,12 @@ from .spmm_int8 import check_sum, int8_sum
 Rows = tuple[Tensor, Tensor]
 
 
+def head_products(codes: Tensor, scale: Tensor, x: Tensor, heads: int) -> Tensor:
+    """<scale * codes, x> over the columns of each head."""
+    products = (codes.float() * x).view(codes.size(0), heads, codes.size(1) // heads)
+    return products.sum(2) * scale.unsqueeze(1)
+
+
 def check_factor(factor: Tensor | None, columns: int, name: str = "factor") -> None:
     """One number per column, or none."""
     if factor is not None:
