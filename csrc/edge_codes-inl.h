@@ -58,6 +58,7 @@ struct EdgeCodes {
   int32_t* sums;     // of q by head
   float* step;       // by head
   const int8_t** rows;
+  const int8_t* zeros;  // a row of them
 };
 GOSSAMER_INLINE void put_code(Code* high, Code* low, int64_t at, int32_t q) {
   high[at] = Code(kGroup == 4 ? (q + 128) >> 8 : q);

@@ -52,6 +52,8 @@ namespace GOSSAMER_TARGET {
 
 #include "gat_int8-inl.h"
 
+#include "gat_backward_int8-inl.h"
+
 #include "int8_grad-inl.h"
 
 #include "weight_grad-inl.h"

@@ -1,0 +1,194 @@
+// What kernels are given: structures of addresses and numbers, and sizes that callers must know.
+#pragma once
+#include <cstdint>
+
+namespace gossamer {
+
+// A sparse matrix in CSR form, [num_dst, num_src]; row i holds the sources of destination i.
+struct Csr {
+  const int64_t* rowptr;  // [num_dst + 1]
+  const int32_t* col;     // [nnz]
+  int64_t num_dst;
+};
+
+// Weight of edge e = (i, j), head h: dst_scale[i] * value[e, h] * src_scale[j]; a null factor counts as 1.
+struct EdgeWeight {
+  const float* value;      // [nnz, heads]
+  const float* src_scale;  // [num_src]
+  const float* dst_scale;  // [num_dst]
+  int64_t heads;
+};
+
+// What stochastic rounding and dropout draw from: `on` is false for rounding to nearest.
+struct Noise {
+  bool on;
+  uint64_t seed;
+};
+
+// Few-bit blocks over a flat tensor (ops/pack.py): `bits` per value, `block` values share one zero and one range.
+struct Blocks {
+  int64_t numel;
+  int64_t block;
+  int bits;
+  bool bf16_meta;       // zero and range are stored as bfloat16, else as float
+  const float* levels;  // [2^bits] in units of a uniform step; null: uniform
+};
+
+// What is added to every row of a neighbour sum: root * x_i (square graphs; times own_scale_i where x is codes), a bias
+// per column, and row i of `rows` [num_dst, cols]; null or 0: nothing.
+struct RowEnd {
+  const float* bias;
+  float root;
+  const float* rows;
+  const float* own_scale;
+};
+
+// Rows of symmetric int8 codes (ops/quantize_rows.py): x_ik = scale_i * codes_ik.
+struct Int8Rows {
+  const int8_t* codes;
+  const float* scale;
+};
+// x w^T + bias (null: none), of `in` columns.
+struct Int8Product {
+  Int8Rows x, w;
+  const float* bias;
+  int64_t in;
+};
+// Where such rows go; each is multiplied by `factor`, column by column, before it is rounded (null: by 1). The first
+// is row `first_row` of a larger tensor, which decides its noise.
+struct RowCodes {
+  int8_t* codes;
+  float* scale;
+  const float* factor;
+  Noise noise;
+  int64_t first_row;
+};
+
+// Activation (csrc/activation-inl.h) with its slope, then dropout with probability p.
+struct Pointwise {
+  int act;
+  float slope;
+  double p;
+  uint64_t seed;
+};
+
+// z = x * scale + shift per column, where scale = rstd * weight, shift = bias - mean * scale; all null: z = x.
+struct ColumnAffine {
+  const float *scale, *shift, *mean, *rstd;
+};
+// The part of dx that comes from the statistics' own dependence on x: by_x * (x - mean) + constant; null: none.
+struct Correction {
+  const float *by_x, *constant;
+};
+struct RowAffine {
+  const float *weight, *bias;
+  float eps;
+};
+
+// What a chain of norm, activation and dropout keeps (ops/kept_chain.py). `codes` with zero and range: the normalised
+// rows in few bits, null: nothing. What backward multiplies by: `passing` where a bit is set, else `slope`; or a code
+// of the derivative in slope_bits of [low, low + width]; or 1. Dropout is made again from (p, seed) unless p = 0.
+struct KeptChain {
+  uint8_t* codes;
+  void *zero, *range;
+  Blocks blocks;
+  uint8_t *bits, *slopes;
+  int slope_bits;
+  float low, width, passing, slope;
+  double p;
+  uint64_t seed;
+};
+// Rows first_row .. of a chain's input; x points at the first. Statistics by column if columns.scale is there, by row
+// (written to mean and var) if those are, else none.
+struct ChainRows {
+  const float* x;
+  ColumnAffine columns;
+  RowAffine affine;
+  float *mean, *var;
+  int64_t first_row, rows, cols;
+};
+
+// A product of rows that follow each other: out = rows W^T + bias; weight [outs, columns of the rows], null: no bias.
+struct Product {
+  const float *weight, *bias;
+  float* out;
+  int64_t outs;
+};
+
+// The three parts of an attention logit: src [num_src, heads], dst [num_dst, heads], edge [nnz, heads]; null: absent.
+struct GatTerms {
+  const float *src, *dst, *edge;
+};
+
+// How a logit becomes a weight: leaky's slope, and the dropout that follows softmax.
+struct GatRule {
+  float slope;
+  double drop;
+  uint64_t seed;
+};
+
+// What the backward of attention reads and writes beside rows, by source: where in `ds` each edge of the transposed
+// graph stands; the terms; log_sums and dots, [num_dst, heads]; room for a record of each destination.
+struct GatBackward {
+  const int64_t* perm;
+  GatTerms terms;
+  const float *log_sums, *dots;
+  float *ds, *da_src, *records;
+  int64_t num_dst, stride;
+};
+
+// By head the products of rows with x - origin, [rows, heads]; origin null: 0; out null: none.
+struct HeadProducts {
+  const float* origin;
+  float* out;
+  int64_t heads;
+};
+
+// A sum of outer products, left [rows, rank] times right [rank, outs]; rank 0: none.
+struct Outer {
+  const float *left, *right;
+  int64_t rank;
+};
+
+// Products of finished rows with a few vectors: out[k, i, h] = <row i, att[k]> over the columns of head h, for k below
+// `count`; out null: none.
+struct HeadTerms {
+  const float* att;  // [count, columns]
+  float* out;        // [count, rows, heads]
+  int64_t count, heads;
+};
+
+// What backward of ops/head_mean.py reads and writes: the graph transposed, where in `value` each of its edges stands,
+// and rows; dx or dvalue may be null.
+struct MeanBackward {
+  Csr t;
+  const int64_t* perm;
+  const float *value, *x, *dout;
+  float *dx, *dvalue;
+  int64_t width, heads;
+};
+
+// Sums over rows are taken in chunks of this many, each with two rows of scratch, padded to whole vectors.
+constexpr int64_t kChunkRows = 256;
+inline int64_t scratch_floats(int64_t rows, int64_t cols) {
+  const int64_t chunks = (rows + kChunkRows - 1) / kChunkRows, padded = (cols + 15) / 16 * 16;
+  return 2 * (chunks > 0 ? chunks : 1) * (padded > 0 ? padded : 16);
+}
+
+// Weight gradients of int8 rows are taken in chunks of kGradChunk rows, whole chunks to a slab; each slab has its own
+// sums, which are added in order. How many there are depends on the sizes alone, never on the number of threads.
+constexpr int64_t kGradChunk = 512;
+inline int64_t grad_slabs(int64_t rows, int64_t outs, int64_t in) {
+  const int64_t chunks = (rows + kGradChunk - 1) / kGradChunk, fit = (int64_t(1) << 23) / (outs * in + 1);
+  const int64_t most = fit < 8 ? 8 : fit > 64 ? 64 : fit;
+  return chunks < most ? (chunks > 0 ? chunks : 1) : most;
+}
+
+// One weight gradient: g [rows, outs], sums of grad_slabs slabs each [outs, in], and the result.
+struct WeightGrad {
+  const float* g;
+  float *partial, *dw;
+  int64_t outs;
+};
+
+}  // namespace gossamer
