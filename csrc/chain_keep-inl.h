@@ -80,8 +80,8 @@ static void keep_group(const Keeping& c, int64_t begin, int64_t end, float* out,
       in.mean[in.first_row + r] = mean, in.var[in.first_row + r] = var;
       rstd = 1.0f / __builtin_sqrtf(var + in.affine.eps);
     }
-    for (int64_t j = 0; j < cols; j += kLanes) {
-      const int64_t count = cols - j;
+    for_vectors(cols, [&](int64_t j, int64_t count) GOSSAMER_INLINED {
+      prefetch_rows(row + j, cols, kRowsAhead);
       const Passed passed = normalise<S>(in, load_part(row + j, count), mean, rstd, j, count);
       const f32x16 y = forward16<A>(passed.z, c.tail, start + at + j);
       put_part(out + at + j, y, count, c.streaming);
@@ -89,8 +89,8 @@ static void keep_group(const Keeping& c, int64_t begin, int64_t end, float* out,
       if (k.slopes) put_part(slopes + at + j, derivative<A>(passed.z, c.tail.slope), count, false);
       // ReLU's bit is clear for what dropout took, too: a result is positive, or NaN, exactly where both let pass.
       const i32x16 pass = A == kRelu ? (y > splat(0.0f)) | (y != y) : passed.z > splat(0.0f);
-      if (k.bits) bits.add(lane_bits(pass), int(min_of<int64_t>(count, kLanes)));
-    }
+      if (k.bits) bits.add(lane_bits(pass), int(count));
+    });
   }
   if (k.bits) bits.finish();
   if (k.codes) by_bits(k.blocks.bits, [&](auto tag) { pack_group<decltype(tag)::value>(hats, start, n, k, c.how); });

@@ -58,11 +58,11 @@ static bool chain_rows_as(const ChainRows& in, Pointwise pw, RowCodes to, int th
             in.mean[r] = mean, in.var[r] = var;
             rstd = 1.0f / __builtin_sqrtf(var + in.affine.eps);
           }
-          for (int64_t c = 0; c < cols; c += kLanes) {
-            const int64_t count = cols - c;
+          for_vectors(cols, [&](int64_t c, int64_t count) GOSSAMER_INLINED {
+            prefetch_rows(x + c, cols, kRowsAhead);
             const Passed passed = normalise<S>(in, load_part(x + c, count), mean, rstd, c, count);
             put_part(row + c, forward16<A>(passed.z, t, r * cols + c), count, false);
-          }
+          });
         }))
       __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
   });
@@ -100,11 +100,13 @@ static bool affine_backward_rows_as(const float* dout, const float* x, ColumnAff
       float* sum = partial + chunk * 2 * stride;
       std::memset(sum, 0, size_t(2 * stride) * sizeof(float));
       for (int64_t r = chunk * kChunkRows; r < min_of(rows, (chunk + 1) * kChunkRows); ++r) {
-        for (int64_t c = 0; c < cols; c += kLanes) {
-          const f32x16 g = affine_backward16<A>(dout, x, f, k, t, r * cols + c, c, cols - c);
+        for_vectors(cols, [&](int64_t c, int64_t count) GOSSAMER_INLINED {
+          prefetch_rows(x + r * cols + c, cols, kRowsAhead);
+          prefetch_rows(dout + r * cols + c, cols, kRowsAhead);
+          const f32x16 g = affine_backward16<A>(dout, x, f, k, t, r * cols + c, c, count);
           store(row + c, g);
           store(sum + c, load<f32x16>(sum + c) + g);
-        }
+        });
         for (const RowWriter& writer : writers)
           if (writer.to.codes) writer.write(row, scratch, r);
         if (with_x.out)

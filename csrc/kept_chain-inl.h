@@ -85,10 +85,11 @@ static bool chain_sums(const float* dout, KeptChain k, float* partial, float* su
       for (int64_t r = begin; r < end; r += kBlockRows) {
         const int64_t count = min_of(kBlockRows, end - r);
         read_chain(k, how, r * cols, count * cols, s.hat, s.slopes);
-        for (int64_t c = 0; c < cols; c += kLanes) {
+        for_vectors(cols, [&](int64_t c, int64_t part) GOSSAMER_INLINED {
           f32x16 a = splat(0.0f), b = a, h = a;
           for (int64_t row = 0; row < count; ++row) {
-            const int64_t here = row * cols + c, part = cols - c;
+            const int64_t here = row * cols + c;
+            prefetch_rows(dout + r * cols + here, cols, kBlockRows);
             const f32x16 g = times_factor(load_part(dout + r * cols + here, part),
                                           factor16(k, how, r * cols + here, s.slopes + here, part));
             const f32x16 hat = load_part(s.hat + here, part);
@@ -99,7 +100,7 @@ static bool chain_sums(const float* dout, KeptChain k, float* partial, float* su
           store(hats + c, load<f32x16>(hats + c) + h);
           store(sums + c, load<f32x16>(sums + c) + a);
           store(sums + stride + c, load<f32x16>(sums + stride + c) + b);
-        }
+        });
       }
     }
   });
@@ -120,15 +121,16 @@ static bool chain_backward(const float* dout, KeptChain k, const float* scale, c
       const int64_t count = min_of(kBlockRows, rows - r);
       read_chain(k, how, r * cols, count * cols, by_hat ? s.hat : nullptr, s.slopes);
       for (int64_t row = 0; row < count; ++row)
-        for (int64_t c = 0; c < cols; c += kLanes) {
-          const int64_t here = row * cols + c, part = cols - c;
+        for_vectors(cols, [&](int64_t c, int64_t part) GOSSAMER_INLINED {
+          const int64_t here = row * cols + c;
+          prefetch_rows(dout + r * cols + here, cols, kBlockRows);
           f32x16 g = times_factor(load_part(dout + r * cols + here, part),
                                   factor16(k, how, r * cols + here, s.slopes + here, part));
           if (scale) g = g * load_part(scale + c, part);
           if (by_hat)
             g = g + load_part(s.hat + here, part) * load_part(by_hat + c, part) + load_part(constant + c, part);
           put_part(dx + r * cols + here, g, part, streaming);
-        }
+        });
     }
     stream_fence();
   });
@@ -148,8 +150,7 @@ static bool chain_row_backward(const float* dout, KeptChain k, const float* weig
       for (int64_t r = chunk * kChunkRows; r < min_of(rows, (chunk + 1) * kChunkRows); ++r) {
         read_chain(k, how, r * cols, cols, s.hat, s.slopes);
         f32x16 sum_h = splat(0.0f), sum_hx = sum_h;
-        for (int64_t c = 0; c < cols; c += kLanes) {
-          const int64_t part = cols - c;
+        for_vectors(cols, [&](int64_t c, int64_t part) GOSSAMER_INLINED {
           const f32x16 hat = load_part(s.hat + c, part);
           const f32x16 g =
               times_factor(load_part(dout + r * cols + c, part), factor16(k, how, r * cols + c, s.slopes + c, part));
@@ -159,13 +160,12 @@ static bool chain_row_backward(const float* dout, KeptChain k, const float* weig
           put_part(s.slopes + c, h, part, false);
           sum_h += h;
           sum_hx += h * hat;
-        }
+        });
         const float mean_h = sum_lanes(sum_h) * inverse, mean_hx = sum_lanes(sum_hx) * inverse;
-        for (int64_t c = 0; c < cols; c += kLanes) {
-          const int64_t part = cols - c;
+        for_vectors(cols, [&](int64_t c, int64_t part) GOSSAMER_INLINED {
           const f32x16 d = load_part(s.slopes + c, part) - mean_h - load_part(s.hat + c, part) * mean_hx;
           put_part(dx + r * cols + c, d * rstd[r], part, false);
-        }
+        });
       }
     }
   });
@@ -188,14 +188,14 @@ static bool chain_decode(KeptChain k, RowAffine f, bool result_kept, float* out,
       }
       read_chain(k, how, start, count * cols, s.hat, s.slopes);
       for (int64_t row = 0; row < count; ++row)
-        for (int64_t c = 0; c < cols; c += kLanes) {
-          const int64_t here = row * cols + c, part = cols - c;
+        for_vectors(cols, [&](int64_t c, int64_t part) GOSSAMER_INLINED {
+          const int64_t here = row * cols + c;
           f32x16 z = load_part(s.hat + here, part);
           if (f.weight) z = z * load_part(f.weight + c, part);
           if (f.bias) z = z + load_part(f.bias + c, part);
           put_part(out + r * cols + here, times_factor(z, factor16(k, how, start + here, s.slopes + here, part)), part,
                    false);
-        }
+        });
     }
   });
 }

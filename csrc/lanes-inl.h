@@ -39,6 +39,44 @@ GOSSAMER_INLINE void put_part(float* to, f32x16 v, int64_t count, bool streaming
   for (int k = 0; k < count; ++k) to[k] = part[k];
 #endif
 }
+// f(c, elements from there on) for every sixteenth column c; most calls know that a vector is full, and ask no more.
+template <typename F>
+GOSSAMER_INLINE void for_vectors(int64_t cols, const F& f) {
+  int64_t c = 0;
+  for (; c + kLanes <= cols; c += kLanes) f(c, int64_t(kLanes));
+  if (c < cols) f(c, cols - c);
+}
+// sum_lanes of N vectors.
+template <int N>
+GOSSAMER_INLINE void sum_lanes_each(const f32x16* v, float* out) {
+#if defined(__AVX512F__)
+  if constexpr (N == 4) {
+    __m128 four[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+      const __m512 all = bits_of<__m512>(v[k].part[0]);
+      const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+      four[k] = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    }
+    const __m128 low = _mm_add_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
+    const __m128 high = _mm_add_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
+    _mm_storeu_ps(out, _mm_add_ps(_mm_movelh_ps(low, high), _mm_movehl_ps(high, low)));
+    return;
+  }
+#endif
+  for (int k = 0; k < N; ++k) out[k] = sum_lanes(v[k]);
+}
+// out[h] = sum_lanes(f(h)) for h below n.
+template <typename F>
+GOSSAMER_INLINE void sum_lanes_of(int64_t n, float* out, const F& f) {
+  int64_t h = 0;
+  for (; h + 4 <= n; h += 4) {
+    const f32x16 four[4] = {f(h), f(h + 1), f(h + 2), f(h + 3)};
+    sum_lanes_each<4>(four, out + h);
+  }
+  for (; h < n; ++h) out[h] = sum_lanes(f(h));
+}
+
 // v in the first `count` lanes, `rest` in the others.
 GOSSAMER_INLINE f32x16 keep_part(f32x16 v, int64_t count, float rest) {
   return select(bits_of<i32x16>(lane_numbers()) < splat(int32_t(count)), v, splat(rest));

