@@ -11,6 +11,16 @@ struct MeanTile {
   int64_t first, part;
   int last, repeated;
 };
+// One of V vectors: only a lone one may be part of one.
+template <int V>
+GOSSAMER_INLINE f32x16 load_mean(const float* from, const MeanTile& tile) {
+  return V > 1 ? load<f32x16>(from) : load_part(from, tile.part);
+}
+template <int V>
+GOSSAMER_INLINE void put_mean(float* to, f32x16 v, const MeanTile& tile) {
+  if (V > 1) store(to, v);
+  else put_part(to, v, tile.part, false);
+}
 template <typename F>
 GOSSAMER_INLINE void each_mean_tile(int64_t width, const F& f) {
   for (int64_t c = 0; c < width; c += kMeanColumns) {
@@ -36,15 +46,15 @@ GOSSAMER_INLINE void head_mean_tile(const Csr& m, const float* value, const floa
       const float weight = value[e * heads + h];
       const float* row = x + int64_t(m.col[e]) * cols + h * width;
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sum[v] += load_part(row + column(v), tile.part) * weight;
+      for (int v = 0; v < V; ++v) sum[v] += load_mean<V>(row + column(v), tile) * weight;
     }
   }
   const float share = 1.0f / float(heads);
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v) {
     const f32x16 mean = sum[v] * share;
-    const f32x16 shifted = bias ? mean + load_part(bias + column(v), tile.part) : mean;
-    put_part(out + i * width + column(v), shifted, tile.part, false);
+    const f32x16 shifted = bias ? mean + load_mean<V>(bias + column(v), tile) : mean;
+    put_mean<V>(out + i * width + column(v), shifted, tile);
   }
 }
 
@@ -58,46 +68,63 @@ static void head_mean(Csr m, const float* value, const float* x, const float* bi
   });
 }
 
-// Edges begin .. end - 1 out of source j:  dx[j, h] += value[e, h] g_i / H,  dvalue[e, h] = <g_i, x[j, h]> / H.
-template <int V>
+// Asks for what an edge reads and writes.
+GOSSAMER_INLINE void prefetch_mean_edge(const MeanBackward& b, int64_t e) {
+  if (e >= b.t.rowptr[b.t.num_dst]) return;
+  prefetch_bytes(b.dout + int64_t(b.t.col[e]) * b.width, b.width * int64_t(sizeof(float)));
+  __builtin_prefetch(b.value + b.perm[e] * b.heads, 0, 3);
+  if (b.dvalue) __builtin_prefetch(b.dvalue + b.perm[e] * b.heads, 1, 3);
+}
+
+// Heads whose rows and sums fit in registers beside V vectors of a gradient.
+constexpr int mean_heads(int vectors) { return kParts > 1 || vectors > 4 ? 1 : vectors > 3 ? 2 : 4; }
+
+// Edges begin .. end - 1 out of source j, heads h .. h + H - 1:
+// dx[j, h] += value[e, h] g_i / heads,  dvalue[e, h] = <g_i, x[j, h]> / heads.
+template <int V, int H>
 GOSSAMER_INLINE void head_mean_back(const MeanBackward& b, int64_t j, int64_t h, MeanTile tile, int64_t begin,
                                     int64_t end) {
   const auto column = [tile](int v) { return tile.first + (v + 1 < V ? v * kLanes : tile.last); };
-  const int64_t own = (j * b.heads + h) * b.width;
+  const auto own = [&](int k) { return (j * b.heads + h + k) * b.width; };
   const float share = 1.0f / float(b.heads);
   const bool starts = begin == b.t.rowptr[j];
   const i32x16 counted = bits_of<i32x16>(lane_numbers()) >= splat(int32_t(tile.repeated));
-  f32x16 x[V], dx[V];
+  f32x16 x[H][V], dx[H][V];
 #pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) {
-    x[v] = b.dvalue ? load_part(b.x + own + column(v), tile.part) : splat(0.0f);
-    dx[v] = b.dx && !starts ? load_part(b.dx + own + column(v), tile.part) : splat(0.0f);
-  }
-  for (int64_t k = begin; k < end; ++k) {
-    const float* g = b.dout + int64_t(b.t.col[k]) * b.width;
-    const int64_t at = b.perm[k] * b.heads + h;
-    const float weight = b.value[at] * share;
-    f32x16 dot = splat(0.0f);
+  for (int k = 0; k < H; ++k)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      const f32x16 part = load_part(g + column(v), tile.part), product = part * x[v];
-      dx[v] += part * weight;
-      dot += v + 1 < V ? product : select(counted, product, splat(0.0f));
+      x[k][v] = b.dvalue ? load_mean<V>(b.x + own(k) + column(v), tile) : splat(0.0f);
+      dx[k][v] = b.dx && !starts ? load_mean<V>(b.dx + own(k) + column(v), tile) : splat(0.0f);
     }
-    if (b.dvalue) b.dvalue[at] = (tile.first ? b.dvalue[at] : 0.0f) + sum_lanes(dot) * share;
+  for (int64_t e = begin; e < end; ++e) {
+    if (h == 0 && tile.first == 0) prefetch_mean_edge(b, e + kPrefetchEdges);
+    const float* g = b.dout + int64_t(b.t.col[e]) * b.width;
+    const int64_t at = b.perm[e] * b.heads + h;
+    f32x16 part[V], dot[H];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) part[v] = load_mean<V>(g + column(v), tile);
+#pragma GCC unroll 4
+    for (int k = 0; k < H; ++k) {
+      const float weight = b.value[at + k] * share;
+      dot[k] = splat(0.0f);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        const f32x16 product = part[v] * x[k][v];
+        dx[k][v] += part[v] * weight;
+        dot[k] += v + 1 < V ? product : select(counted, product, splat(0.0f));
+      }
+    }
+    if (!b.dvalue) continue;
+    float sums[H];
+    sum_lanes_each<H>(dot, sums);
+    for (int k = 0; k < H; ++k) b.dvalue[at + k] = (tile.first ? b.dvalue[at + k] : 0.0f) + sums[k] * share;
   }
   if (!b.dx) return;
 #pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) put_part(b.dx + own + column(v), dx[v], tile.part, false);
-}
-
-// Asks for what edges begin .. end - 1 read and write.
-GOSSAMER_INLINE void prefetch_mean_edges(const MeanBackward& b, int64_t begin, int64_t end) {
-  for (int64_t k = begin; k < min_of(end, b.t.rowptr[b.t.num_dst]); ++k) {
-    prefetch_bytes(b.dout + int64_t(b.t.col[k]) * b.width, b.width * int64_t(sizeof(float)));
-    __builtin_prefetch(b.value + b.perm[k] * b.heads, 0, 3);
-    if (b.dvalue) __builtin_prefetch(b.dvalue + b.perm[k] * b.heads, 1, 3);
-  }
+  for (int k = 0; k < H; ++k)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) put_mean<V>(b.dx + own(k) + column(v), dx[k][v], tile);
 }
 
 static void head_mean_backward(MeanBackward b, int threads) {
@@ -107,13 +134,13 @@ static void head_mean_backward(MeanBackward b, int threads) {
       const int64_t begin = b.t.rowptr[j], end = b.t.rowptr[j + 1];
       if (b.dx && begin == end) std::memset(b.dx + j * cols, 0, size_t(cols) * sizeof(float));
       for (int64_t k = begin; k < end; k += kMeanEdges) {
-        const int64_t count = min_of(end - k, kMeanEdges), ahead = k + kPrefetchEdges;
-        for (int64_t h = 0; h < b.heads; ++h) {
-          prefetch_mean_edges(b, ahead + count * h / b.heads, ahead + count * (h + 1) / b.heads);  // few at a time
-          each_mean_tile(b.width, [&](auto tag, MeanTile tile) {
-            head_mean_back<decltype(tag)::value>(b, j, h, tile, k, k + count);
-          });
-        }
+        const int64_t count = min_of(end - k, kMeanEdges);
+        each_mean_tile(b.width, [&](auto tag, MeanTile tile) {
+          constexpr int V = decltype(tag)::value, H = mean_heads(V);
+          int64_t h = 0;
+          for (; h + H <= b.heads; h += H) head_mean_back<V, H>(b, j, h, tile, k, k + count);
+          for (; h < b.heads; ++h) head_mean_back<V, 1>(b, j, h, tile, k, k + count);
+        });
       }
     }
   });
