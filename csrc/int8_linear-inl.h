@@ -98,8 +98,7 @@ GOSSAMER_INLINE void write_terms(const float* row, const HeadTerms& terms, int64
   if (!terms.out) return;
   const int64_t width = cols / terms.heads;
   for (int64_t k = 0; k < terms.count; ++k)
-    for (int64_t h = 0; h < terms.heads; ++h)
-      terms.out[(k * rows + i) * terms.heads + h] = dot(row + h * width, terms.att + k * cols + h * width, width);
+    head_dots(row, terms.att + k * cols, terms.heads, width, terms.out + (k * rows + i) * terms.heads);
 }
 
 // A product with its weights laid out.
@@ -139,17 +138,21 @@ struct PackedProduct {
   }
 };
 
-// One row of a sum of outer products, at a panel's columns.
-GOSSAMER_INLINE void outer_row(const Outer& outer, int64_t row, int64_t first, int64_t outs, float* to) {
-#pragma GCC unroll 4
-  for (int v = 0; v < kPanelVectors; ++v) {
-    const int64_t o = first + v * kLanes;
-    if (o >= outs) break;
-    f32x16 sum = splat(0.0f);
-    for (int64_t k = 0; k < outer.rank; ++k)
-      sum += load_part(outer.right + k * outs + o, outs - o) * outer.left[row * outer.rank + k];
-    store(to + v * kLanes, sum);
-  }
+// A block of rows of a sum of outer products, at a panel's columns.
+GOSSAMER_INLINE void outer_rows(const Outer& outer, int64_t row, int64_t n, int64_t first, int64_t outs, float* to) {
+  const auto left = [&](int64_t r) { return outer.left + (row + min_of(r, n - 1)) * outer.rank; };
+  for_vectors(min_of<int64_t>(kPanel, outs - first), [&](int64_t c, int64_t count) GOSSAMER_INLINED {
+    f32x16 sum[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sum[r] = splat(0.0f);
+    for (int64_t k = 0; k < outer.rank; ++k) {
+      const f32x16 right = load_part(outer.right + k * outs + first + c, count);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) sum[r] += right * left(r)[k];
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) store(to + r * kPanel + c, sum[r]);
+  });
 }
 
 // The sum of one or two products, or of one and outer products: floats to `out`, or codes to `to` with terms of the
@@ -184,7 +187,7 @@ static bool int8_linear(const Int8Product* products, int count, const float* add
           for (int r = 0; r < n; ++r)
             two.finish(totals + r * kPanel, row + r, p, nullptr, second + r * kPanel, left, false);
         }
-        for (int r = 0; outer.rank && r < n; ++r) outer_row(outer, row + r, p * kPanel, outs, second + r * kPanel);
+        if (outer.rank) outer_rows(outer, row, n, p * kPanel, outs, second);
         one.tile(codes.data, p, totals);
         for (int r = 0; r < n; ++r) {
           const int64_t here = (row + r) * outs + p * kPanel;

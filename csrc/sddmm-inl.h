@@ -1,19 +1,27 @@
 // One dot product per edge and head: out[e, h] = <a_i, b_j> over the columns of head h, for e = (i, j).
 
-GOSSAMER_INLINE float dot(const float* a, const float* b, int64_t n) {
+// The product of whole vectors, by lanes.
+GOSSAMER_INLINE f32x16 dot_lanes(const float* a, const float* b, int64_t n) {
   f32x16 sum0 = splat(0.0f), sum1 = sum0;
   int64_t c = 0;
   for (; c + 2 * kLanes <= n; c += 2 * kLanes) {
     sum0 += load<f32x16>(a + c) * load<f32x16>(b + c);
     sum1 += load<f32x16>(a + c + kLanes) * load<f32x16>(b + c + kLanes);
   }
-  if (c + kLanes <= n) {
-    sum0 += load<f32x16>(a + c) * load<f32x16>(b + c);
-    c += kLanes;
-  }
-  float total = sum_lanes(sum0 + sum1);
-  for (; c < n; ++c) total += a[c] * b[c];
+  if (c + kLanes <= n) sum0 += load<f32x16>(a + c) * load<f32x16>(b + c);
+  return sum0 + sum1;
+}
+GOSSAMER_INLINE float dot_rest(float total, const float* a, const float* b, int64_t n) {
+  for (int64_t c = n / kLanes * kLanes; c < n; ++c) total += a[c] * b[c];
   return total;
+}
+GOSSAMER_INLINE float dot(const float* a, const float* b, int64_t n) {
+  return dot_rest(sum_lanes(dot_lanes(a, b, n)), a, b, n);
+}
+// One for each head.
+GOSSAMER_INLINE void head_dots(const float* a, const float* b, int64_t heads, int64_t width, float* out) {
+  sum_lanes_of(heads, out, [&](int64_t h) GOSSAMER_INLINED { return dot_lanes(a + h * width, b + h * width, width); });
+  for (int64_t h = 0; h < heads && width % kLanes; ++h) out[h] = dot_rest(out[h], a + h * width, b + h * width, width);
 }
 
 static void sddmm(Csr m, const float* a, const float* b, float* out, int64_t cols, int64_t heads, int threads) {
