@@ -42,21 +42,34 @@ static void pack_grad_rows(const G* g, const float* row_scale, int64_t first, in
     inverse[o] = !finite || a < kTiny ? 0.0f : kCodeMax / a;
   }
   const int32_t shift = kGroup == 4 ? 128 : 0;  // as unsigned: code + 128
-  for (int64_t group = 0; group < kGradGroups; ++group)
-    for (int64_t o = 0; o < outs; o += kLanes) {
-      i32x16 together = splat(0);
-      const f32x16 by = load<f32x16>(inverse + o);
-      for (int r = 0; r < kGroup; ++r) {
-        const int64_t i = first + group * kGroup + r;
-        if (i >= first + rows) break;
-        const f32x16 h = load_float_part(g + i * outs + o, outs - o) * row_scale[i];
-        const f32x16 t = select(by != splat(0.0f), h * by, splat(0.0f));
-        i32x16 q = round_codes<true>(t, key, uint64_t(i * outs + o));
-        q = select(by != splat(0.0f), q, splat(0)) + shift;
-        together = together | ((q & ((1 << kGroupBits) - 1)) << (r * kGroupBits));
+  // V vectors of outputs from o on; noise(index, v) gives what rounds vector v of elements from `index` on.
+  const auto pack = [&](auto tag, int64_t group, int64_t o, const auto& noise) GOSSAMER_INLINED {
+    constexpr int V = decltype(tag)::value;
+    i32x16 together[V];
+    for (int v = 0; v < V; ++v) together[v] = splat(0);
+    for (int r = 0; r < kGroup; ++r) {
+      const int64_t i = first + group * kGroup + r;
+      if (i >= first + rows) break;
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) {
+        const int64_t at = o + v * kLanes;
+        const f32x16 h = load_float_part(g + i * outs + at, V > 1 ? kLanes : outs - at) * row_scale[i];
+        const f32x16 by = load<f32x16>(inverse + at);
+        const i32x16 there = by != splat(0.0f);
+        i32x16 q = round_up(select(there, h * by, splat(0.0f)), noise(uint64_t(i * outs + o), v));
+        q = select(there, q, splat(0)) + shift;
+        together[v] = together[v] | ((q & ((1 << kGroupBits) - 1)) << (r * kGroupBits));
       }
-      store(packed + (group * stride + o) * kGroup, together);
     }
+    for (int v = 0; v < V; ++v) store(packed + (group * stride + o + v * kLanes) * kGroup, together[v]);
+  };
+  const auto whole = [&](uint64_t index, int v) GOSSAMER_INLINED { return random_half(key, index / 32, v); };
+  const auto any = [&](uint64_t index, int) GOSSAMER_INLINED { return random_halves(key, index); };
+  for (int64_t group = 0; group < kGradGroups; ++group) {
+    int64_t o = 0;
+    for (; outs % 32 == 0 && o < outs; o += 2 * kLanes) pack(VectorsTag<2>(), group, o, whole);
+    for (; o < outs; o += kLanes) pack(VectorsTag<1>(), group, o, any);
+  }
 }
 
 // dw = the sum of all slabs' sums, in order.

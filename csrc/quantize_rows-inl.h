@@ -13,12 +13,15 @@ GOSSAMER_INLINE float absmax(const float* x, int64_t n) {  // NaN if any element
   return best >= 0x7f800000 ? __builtin_nanf("") : bits_of<float>(best);
 }
 
-// |t| is at most 127 up to rounding: only floor(t + u) can leave the range of codes.
+// floor(t + u), u the fraction noise / 2^15, with t rounded to that many bits. |t| is at most 127 up to rounding: only
+// the sum can leave the range of codes.
+GOSSAMER_INLINE i32x16 round_up(f32x16 t, i32x16 noise) {
+  const i32x16 top = splat(int32_t(kCodeMax)), q = (nearest_int(t * 32768.0f) + noise) >> 15;
+  return maximum(minimum(q, top), splat(-int32_t(kCodeMax)));
+}
 template <bool Stochastic>
 GOSSAMER_INLINE i32x16 round_codes(f32x16 t, Key key, uint64_t index) {
-  if (!Stochastic) return nearest_int(t);
-  const i32x16 top = splat(int32_t(kCodeMax)), q = floor_int(t + random_unit(key, index));
-  return maximum(minimum(q, top), splat(-int32_t(kCodeMax)));
+  return Stochastic ? round_up(t, random_halves(key, index)) : nearest_int(t);
 }
 
 template <bool Stochastic>
@@ -35,6 +38,13 @@ static void quantize_row(const float* x, int8_t* codes, float* scale, int64_t co
     return round_codes<Stochastic>(load<f32x16>(x + at) * inverse, key, index + uint64_t(at));
   };
   int64_t c = 0;
+  for (; Stochastic && index % 32 == 0 && c + 4 * kLanes <= cols; c += 4 * kLanes) {
+    const auto by_half = [&](int v) GOSSAMER_INLINED {
+      const f32x16 t = load<f32x16>(x + c + v * kLanes) * inverse;
+      return round_up(t, random_half(key, (index + uint64_t(c)) / 32 + uint64_t(v / 2), v % 2));
+    };
+    narrow64(codes + c, by_half(0), by_half(1), by_half(2), by_half(3));
+  }
   for (; c + 4 * kLanes <= cols; c += 4 * kLanes)
     narrow64(codes + c, rounded(c), rounded(c + kLanes), rounded(c + 2 * kLanes), rounded(c + 3 * kLanes));
   for (; c + kLanes <= cols; c += kLanes) narrow(codes + c, rounded(c));
@@ -81,16 +91,17 @@ GOSSAMER_INLINE f32x16 load_float_part(const G* from, int64_t count) {
 // By head, the products of a row of codes with x - shift (null: 0).
 GOSSAMER_INLINE void code_dots(const int8_t* codes, float scale, const float* x, const float* shift, int64_t heads,
                                int64_t width, float* out) {
-  for (int64_t h = 0; h < heads; ++h) {
+  sum_lanes_of(heads, out, [&](int64_t h) GOSSAMER_INLINED {
+    const int64_t first = h * width;
     f32x16 sum = splat(0.0f);
-    for (int64_t c = h * width; c < (h + 1) * width; c += kLanes) {
-      const int64_t count = (h + 1) * width - c;
-      f32x16 by = load_part(x + c, count);
-      if (shift) by = by - load_part(shift + c, count);
-      sum += load_float_part(codes + c, count) * by;
-    }
-    out[h] = sum_lanes(sum) * scale;
-  }
+    for_vectors(width, [&](int64_t c, int64_t count) GOSSAMER_INLINED {
+      f32x16 by = load_part(x + first + c, count);
+      if (shift) by = by - load_part(shift + first + c, count);
+      sum += load_float_part(codes + first + c, count) * by;
+    });
+    return sum;
+  });
+  for (int64_t h = 0; h < heads; ++h) out[h] *= scale;
 }
 
 // Writes finished rows of floats as codes.

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.library import opcheck
 
+from gossamer.kernels import native
 from gossamer.ops import OPS, random_bits
+from gossamer.ops.random import floor_plus
 
 from .compare import on_baseline, same, same_bits
 
@@ -100,6 +102,50 @@ def test_one_element_over_many_seeds_is_uniform():
     assert ((x.mean(0) - 0.5).abs() < 5 * deviation).all()
     assert all(abs(correlation(x[:, 0], x[:, k])) < 5 for k in range(1, 16))
     assert abs(correlation(x[:-1, 0], x[1:, 0])) < 5
+
+
+# Halves of words, for rounding ------------------------------------------------------------------------------------
+
+
+def noise(seed, index):
+    """The fifteen bits that round elements `index`: floor(t + u) passes 1 where t exceeds 1 - u."""
+    found = torch.zeros(len(index), dtype=torch.int64)
+    for bit in reversed(range(15)):  # the largest k with floor(1 - (k + 1) / 2^15 + u) = 0, by bisection
+        t = 1 - (found + 2**bit).double() / 2**15
+        found += floor_plus(t, seed, index).long() * 2**bit
+    return found
+
+
+def test_each_element_has_half_a_word():
+    index = torch.arange(2**32 - 64, 2**32 + 64)
+    of = words(9, 64, 2**31 - 32).view(-1, 1, 16)  # 32 k + 16 h + l has the lower or upper half of word 16 k + l
+    assert torch.equal(noise(9, index), torch.cat([of & 0x7FFF, of >> 17], 1).flatten())
+
+
+def test_halves_are_uniform_and_uncorrelated():
+    x = noise(4, torch.arange(200_000))
+    count = torch.bincount(x >> 7, minlength=256).double()
+    assert abs(((count - len(x) / 256).square() / (len(x) / 256)).sum() - 255) < 5 * 510**0.5
+    assert all(abs(correlation(x[:-lag], x[lag:])) < 5 for lag in (1, 2, 15, 16, 17, 32, 48, 256))
+    assert abs(correlation(x, noise(5, torch.arange(200_000)))) < 5
+
+
+@pytest.mark.parametrize("columns", [1, 31, 32, 64, 77, 128])
+@pytest.mark.parametrize("numel", [0, 2**31, 2**32, 2**33, 2**40])
+def test_rows_far_into_a_tensor_round_as_the_reference(columns, numel, isa):
+    """Elements before and after each number: words, their halves and the two words of an index change there."""
+    first, rows = max(0, numel // columns - 20), 40
+    x = torch.rand(rows, columns, generator=torch.Generator().manual_seed(0)) + 0.1
+    codes, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows)
+    where = (x.data_ptr(), codes.data_ptr(), scale.data_ptr(), 0, True, 6, first)
+    assert native.quantize_times(*where, rows, columns, 1)
+    index = torch.arange(first * columns, (first + rows) * columns).view(rows, columns)
+    top = x.amax(1, keepdim=True)
+    want = floor_plus(x * (torch.full_like(top, 127) / top), 6, index).clamp(-127, 127)
+    assert torch.equal(codes.float(), want) and torch.equal(scale, top.squeeze(1) / 127)
+
+
+# The op -----------------------------------------------------------------------------------------------------------
 
 
 def test_opcheck():

@@ -50,7 +50,7 @@ def _reference(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, 
         tiny = a < 2.0**-100
         inverse = torch.where(tiny | a.isnan(), 0.0, torch.full_like(a, CODE_MAX) / a)
         index = torch.arange(start * g.size(1), start * g.size(1) + h.numel(), device=g.device).view(h.shape)
-        rounded = (torch.where(inverse == 0, 0.0, h * inverse) + random.unit(seed, index)).floor()
+        rounded = random.floor_plus(torch.where(inverse == 0, 0.0, h * inverse), seed, index)
         rounded = torch.where(inverse == 0, 0.0, rounded.clamp(-CODE_MAX, CODE_MAX))
         product = (rounded.double().t() @ codes[here].double()).float()
         total += product * torch.where(tiny, 0.0, a / CODE_MAX).unsqueeze(1)

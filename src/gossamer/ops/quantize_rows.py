@@ -2,9 +2,9 @@
 
     a = max|x| over the row        scale = a / 127        code = clamp(round(x * 127 / a), -127, 127)
 
-round is to the nearest even integer, or floor(t + u) with u uniform in [0, 1): stochastic, unbiased. Then
-|x^ - x| <= scale / 2, or < scale. Rows with a < 2^-100 become zeros with scale 0; a row with NaN or infinity gets scale
-NaN, so that whatever uses it shows it. Keeps one byte per value and four per row.
+round is to the nearest even integer, or floor(t + u) with u uniform in [0, 1): stochastic, unbiased up to 2^-16 of a
+step (ops/random.py). Then |x^ - x| <= scale / 2, or < scale. Rows with a < 2^-100 become zeros with scale 0; a row with
+NaN or infinity gets scale NaN, so that whatever uses it shows it. Keeps one byte per value and four per row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _reference(x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
         t = t.round()
     else:
         index = torch.arange(x.numel(), device=x.device).view(x.shape)
-        t = torch.where(inverse.unsqueeze(1) == 0, 0.0, (t + random.unit(seed, index)).floor())
+        t = torch.where(inverse.unsqueeze(1) == 0, 0.0, random.floor_plus(t, seed, index))
     return t.clamp(-CODE_MAX, CODE_MAX).to(torch.int8), scale
 
 

@@ -47,6 +47,16 @@ def unit(seed: int, index: Tensor) -> Tensor:
     return (words(seed, index) >> 8).to(torch.float32) * 2.0**-24
 
 
+def floor_plus(t: Tensor, seed: int, index: Tensor) -> Tensor:
+    """floor(t + u) with u uniform in [0, 1), and both as fractions of 2^15: unbiased up to 2^-16.
+
+    An element has half a word: elements 32 k + l and 32 k + 16 + l, l below 16, share word 16 k + l.
+    """
+    word = words(seed, (index >> 5 << 4) | (index & 15))
+    half = torch.where((index & 16) == 0, word & 0x7FFF, word >> 17)
+    return (((t * 2.0**15).round().long() + half) >> 15).to(t.dtype)
+
+
 def _check(seed: int, offset: int, numel: int, like: Tensor) -> None:
     _checks.at_least("offset", offset, 0)
     _checks.at_least("numel", numel, 0)
