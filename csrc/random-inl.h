@@ -61,6 +61,3 @@ GOSSAMER_INLINE i32x16 random_halves(Key key, uint64_t index) {
 GOSSAMER_INLINE f32x16 random_unit(Key key, uint64_t index) {
   return to_float(bits_of<i32x16>(random_words(key, index) >> 8)) * (1.0f / 16777216.0f);
 }
-GOSSAMER_INLINE float random_unit_scalar(Key key, uint64_t index) {
-  return float(int32_t(random_word(key, index) >> 8)) * (1.0f / 16777216.0f);
-}

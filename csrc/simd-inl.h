@@ -156,15 +156,6 @@ GOSSAMER_INLINE Vec<To> convert(Vec<From> v) {
 GOSSAMER_INLINE f32x16 to_float(i32x16 v) { return convert<float>(v); }
 GOSSAMER_INLINE i32x16 truncate(f32x16 v) { return convert<int32_t>(v); }
 // floor for |v| < 2^31, and rounding to the nearest even integer for |v| < 2^22.
-GOSSAMER_INLINE i32x16 floor_int(f32x16 v) {
-#if defined(__AVX512F__)
-  constexpr int down = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-  return {bits_of<i32x16::Part>(_mm512_cvt_roundps_epi32(bits_of<__m512>(v.part[0]), down))};
-#else
-  const i32x16 t = truncate(v);
-  return t + (to_float(t) > v);  // true is -1
-#endif
-}
 GOSSAMER_INLINE i32x16 nearest_int(f32x16 v) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low mantissa bits
   return bits_of<i32x16>(v + magic) - bits_of<int32_t>(magic);
