@@ -9,6 +9,10 @@ import torch
 from hypothesis import settings
 
 from gossamer import kernels
+from gossamer.measuring.machine import WITHOUT_AMX, amx_is_broken
+
+if amx_is_broken():  # torch's own products would end the process
+    os.environ.update(WITHOUT_AMX)
 
 # The same examples in every run, so that a red test is the change's doing; HYPOTHESIS_PROFILE=default draws new ones.
 settings.register_profile("same", derandomize=True)

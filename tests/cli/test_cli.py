@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from gossamer import kernels, ops
 from gossamer.cli import app
 from gossamer.cli.doctor import advice, examine
+from gossamer.measuring import machine
 
 
 def run(*arguments: str) -> str:
@@ -49,6 +50,22 @@ def test_doctor_without_native_kernels_says_why_and_what_to_do() -> None:
 def test_doctor_notices_an_empty_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_DATA", str(tmp_path))
     assert any(str(tmp_path) in line for line in advice(examine()))
+
+
+@pytest.mark.parametrize(
+    ("flags", "product", "broken"),
+    [
+        ("avx512f", "import os; os.abort()", False),
+        ("amx_bf16", "pass", False),
+        ("amx_bf16", "import os; os.abort()", True),
+    ],
+)
+def test_doctor_notices_amx_that_is_only_announced(
+    flags: str, product: str, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_cpu_info", lambda: flags)
+    monkeypatch.setattr(machine, "_PRODUCT", product)
+    assert any("ONEDNN_MAX_CPU_ISA=" in line for line in advice(examine())) == broken
 
 
 def test_datasets_lists_what_is_ready() -> None:

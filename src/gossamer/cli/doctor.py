@@ -17,7 +17,7 @@ from rich.table import Table
 
 from .. import kernels, memory, ops
 from ..datasets.folders import cache_folder, data_folder
-from ..measuring.machine import cpu_name
+from ..measuring.machine import WITHOUT_AMX, amx_is_broken, cpu_name
 
 PACKAGES = ("gossamer-gnn", "torch", "torch_geometric", "numpy", "scipy", "safetensors", "scikit-learn", "ogb")
 
@@ -43,7 +43,12 @@ def examine() -> dict[str, Any]:
     files = len(list(folder.glob("*.npz"))) if folder else 0
     report: dict[str, Any] = {
         "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
-        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "cpu": {
+            "name": cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "amx_is_broken": amx_is_broken(),
+        },
         "isa": {"in_use": kernels.isa(), "available": kernels.available_isas(), "why_missing": kernels.why_missing},
         "openmp_runtimes": openmp_runtimes(),
         "ops": {name: kernels.isa() if name in ops.NATIVE else kernels.REFERENCE for name in sorted(ops.OPS)},
@@ -66,6 +71,11 @@ def advice(report: dict[str, Any]) -> list[str]:
         found.append(f"Native kernels are not in use: {reason}. Everything works, slowly; `pip install .` builds them.")
     if len(report["openmp_runtimes"]) > 1:
         found.append("Several OpenMP runtimes are loaded; import torch (or gossamer) before other packages.")
+    if report["cpu"]["amx_is_broken"]:
+        setting = " ".join(f"{name}={value}" for name, value in WITHOUT_AMX.items())
+        found.append(
+            f"torch's bfloat16 products (autocast) crash: this machine announces AMX but lacks it. Set {setting}."
+        )
     folder = report["data"]["GOSSAMER_DATA"]
     if folder and not report["data"]["files"]:
         found.append(f"GOSSAMER_DATA names {folder}, which holds no .npz file; point it to the folder with the graphs.")
