@@ -16,8 +16,10 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer import measure, ops
 from gossamer.activations import attention, gatv2, plan
-from gossamer.activations.attention import Product, Setting, gat_sum
+from gossamer.activations.attention import Setting, gat_sum
 from gossamer.activations.gatv2 import gatv2_sum
+from gossamer.activations.linear import known_product
+from gossamer.layers.attention import weight_of_terms
 
 NODES, HEADS, WIDTH = 60, 2, 9
 FEW = gs.Recipe(activations=gs.Blockwise(bits=2))
@@ -68,10 +70,10 @@ def dots(h, att):
     return (h.view(-1, *att.shape[1:]) * att).sum(-1)
 
 
-def gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, setting, made_from=(None, None)):
+def gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, setting):
     with torch.no_grad():
         terms = dots(h_src, att_src), None if h_dst is None else dots(h_dst, att_dst)
-    return gat_sum(graph, h_src, h_dst, (att_src, att_dst), (*terms, a_edge), bias, setting, made_from)
+    return gat_sum(graph, h_src, h_dst, (att_src, att_dst), (*terms, a_edge), bias, setting)
 
 
 def plain_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, setting):
@@ -222,19 +224,19 @@ def test_gradcheck_gat(rows, edges, bits):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_gradcheck_gat_of_products(same):
-    """datt from the data behind the rows."""
-    graph = random_graph(9, 9, 24)
-    x, y, weight, *atts = tensors((9, 4), (9, 4), (6, 4), (1, 2, 3), (1, 2, 3), dtype=torch.float64)
+def test_gradcheck_gat_with_terms_of_their_own(same):
+    """Terms that are products of the data behind the rows: they get da, and nothing is kept of h for datt."""
+    graph, setting = random_graph(9, 9, 24), setting_of(Identity(), (0.3, 11))
+    x, y, *leaves = tensors((9, 4), (9, 4), (6, 4), (1, 2, 3), (1, 2, 3), dtype=torch.float64)
     x, y = x.detach(), x.detach() if same else y.detach()
 
     def function(weight, att_src, att_dst):
-        h_src = x @ weight.t()
-        h_dst = h_src if same else y @ weight.t()
-        products = (Product(x, weight), Product(y, weight))
-        return gat(graph, h_src, h_dst, att_src, att_dst, None, None, setting_of(Identity(), (0.3, 11)), products)
+        h_src, h_dst = x @ weight.t(), y @ weight.t()
+        given = (x, att_src, h_src), (y, att_dst, h_dst)
+        own = [known_product(x, weight_of_terms(weight, att), dots(h, att), setting.plan) for x, att, h in given]
+        return gat_sum(graph, h_src, h_src if same else h_dst, (None, None), (*own, None), None, setting)
 
-    assert torch.autograd.gradcheck(function, (weight, *atts), fast_mode=True)
+    assert torch.autograd.gradcheck(function, tuple(leaves), fast_mode=True)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -350,11 +352,15 @@ def test_bytes_kept_by_gat():
     terms = 2 * 4 * NODES * HEADS
     for bits, draws in ((2, 2), (4, 2), (8, 1)):
         codec = gs.Blockwise(bits=bits)
-        for product, own in (None, draws), (Product(x.detach(), weight), 1):
-            with measure.kept(exclude=[x, weight]) as account:
-                out = gat(graph, h := x @ weight.t(), h, *atts, a_edge, bias, setting_of(codec), (product, None))
-            assert account.bytes == own * codec.nbytes(shape) + terms
-            assert out.requires_grad
+        with measure.kept(exclude=[x, weight]) as account:
+            out = gat(graph, h := x @ weight.t(), h, *atts, a_edge, bias, setting_of(codec))
+        assert account.bytes == draws * codec.nbytes(shape) + terms
+        assert out.requires_grad
+        conv = pyg.GATConv(12, WIDTH, HEADS, add_self_loops=False)
+        gs.lighten_(conv, gs.Recipe(activations=codec))
+        with measure.kept(exclude=[x, conv, graph]) as account:  # of data: one draw, and att W by head
+            out = conv(x.detach(), graph)
+        assert account.bytes == codec.nbytes(shape) + terms + 4 * 2 * HEADS * 12
 
 
 def test_bytes_kept_by_gatv2():

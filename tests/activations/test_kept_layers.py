@@ -81,6 +81,8 @@ MODELS = {
     "sage, maximum": ready(pyg.GraphSAGE, aggr="max"),
     "gin": ready(pyg.GIN),
     "gin, no norm": ready(pyg.GIN, None, "gelu"),
+    "gat": ready(pyg.GAT, heads=2),
+    "gat, residual": ready(pyg.GAT, heads=2, residual=True),
     "mlp": lambda: pyg.MLP([IN, HIDDEN, HIDDEN, OUT], dropout=0.5),
     "mlp, no norm": lambda: pyg.MLP([IN, HIDDEN, HIDDEN, OUT], dropout=0.5, norm=None, act="gelu", plain_last=False),
     "sequence": plain_sequence,

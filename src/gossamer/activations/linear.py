@@ -72,6 +72,29 @@ def products(
     return _Products.apply(x.contiguous(), plan, is_sum, rows, *params)
 
 
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, value: Tensor, plan: Plan) -> Tensor:
+        source = source_of(x, plan)
+        ctx.products = source.products
+        ctx.save_for_backward(weight, *source.tensors)
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *saved = ctx.saved_tensors
+        dout, needs = dout.contiguous(), ctx.needs_input_grad
+        with torch.no_grad():
+            dx = linear_op(dout, weight.t(), None, None) if needs[0] else None
+            dweight = ctx.products(saved, [dout])[0] if needs[1] else None
+        return refuse_twice(dx, dweight, None, None)
+
+
+def known_product(x: Tensor, weight: Tensor, value: Tensor, plan: Plan) -> Tensor:
+    """`value`, which is x W^T, with the gradients of that."""
+    return _Known.apply(x, weight, value, plan)
+
+
 class _OfNeighbours(torch.autograd.Function):
     @staticmethod
     def forward(

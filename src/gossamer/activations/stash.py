@@ -76,6 +76,11 @@ def layout_of(codec: Codec, columns: int, device: torch.device) -> tuple[int, in
     return None
 
 
+def is_free(x: Tensor, plan: Plan) -> bool:
+    """Whether rows that go into one more product cost nothing: data, or what a chain kept."""
+    return plan.shared and (not x.requires_grad or mark_of(x) is not None)
+
+
 def source_of(x: Tensor, plan: Plan, is_sum: bool = False) -> Source:
     """What to keep of rows that go into a product. `is_sum`: they are a sum of data, which does not live anyway."""
     if is_sum:

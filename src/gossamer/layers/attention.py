@@ -10,6 +10,8 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from .. import ops
 from ..activations import plan as plans
+from ..activations.linear import known_product
+from ..activations.stash import is_free
 from ..compute.conv import Projected, project
 from ..compute.conv import products as int8_products
 from ..compute.entry import Entry
@@ -62,8 +64,18 @@ def head_dots(h: Tensor, *atts: Tensor, steady: bool = False) -> tuple[Tensor, .
     All as one narrow product with rows that hold each head's att at its own columns: h is read once, and backward has
     one gradient to add to it.
     """
+    return _dots(h, atts, steady).split(atts[0].size(1), dim=1)
+
+
+def _dots(h: Tensor, atts: tuple[Tensor, ...], steady: bool) -> Tensor:
     spread = torch.cat([torch.block_diag(*att[0]) for att in atts])  # [heads * len(atts), heads * width]
-    return linear(h, spread, None, steady=steady).split(atts[0].size(1), dim=1)
+    return linear(h, spread, None, steady=steady)
+
+
+def weight_of_terms(weight: Tensor, *atts: Tensor) -> Tensor:
+    """v with head_dots(x W^T, *atts) = x v^T: [heads * len(atts), columns of x]."""
+    by_head = weight.view(atts[0].size(1), -1, weight.size(1))  # [heads, width, columns]
+    return torch.cat([(att.transpose(0, 1) @ by_head).flatten(0, 1) for att in atts])
 
 
 def averages(module: Any) -> bool:
@@ -154,6 +166,38 @@ def products_of_chain(module: Any, pending: Pending, edge_index: Any, lins: list
         return None
     weights, biases = [lin.weight for lin in lins], [lin.bias for lin in lins]
     return pending.in_int8(how, lambda x, *entry: int8_products(x, weights, biases, *entry))
+
+
+def own_terms(
+    plan: plans.Plan, x: Tensor, lin: Any, atts: tuple[Tensor, ...], h: Tensor, steady: bool
+) -> tuple[Tensor, ...] | None:
+    """head_dots of h = lin(x), to the bit, with the gradients of x v^T, v = att W by head: h need not be kept for it.
+
+    None if x is not kept anyway.
+    """
+    if not is_plain(lin) or lin.bias is not None or not is_free(x, plan):
+        return None
+    with torch.no_grad():
+        value = _dots(h, atts, steady)
+    return known_product(x, weight_of_terms(lin.weight, *atts), value, plan).split(atts[0].size(1), dim=1)
+
+
+def kept_products_of_chain(module: Any, pending: Pending, edge_index: Any) -> tuple[Tensor, ...] | None:
+    """A chain's result x through GAT's projection, through v of `own_terms`, and through its residual.
+
+    None, with the chain still to run, where few bits of x are not what these keep.
+    """
+    lins = [module.lin, *([] if module.res is None else [module.res])]
+    if not pending.keeps or plans.of(module) is None or not all(map(is_plain, lins)) or module.lin.bias is not None:
+        return None
+    weight, x = module.lin.weight, pending.x
+    few = x.size(0) * weight.size(0) >= plans.LEAST
+    if not few or not is_bare(x) or is_sparse(edge_index) or by_pyg(module, x, edge_index):
+        return None
+    of_terms = weight_of_terms(weight, module.att_src, module.att_dst)
+    residual = None if module.res is None else (module.res.weight, module.res.bias)
+    pairs = [(weight, None), (of_terms, None), *([] if residual is None else [residual])]
+    return pending.products([w for w, _ in pairs], [b for _, b in pairs])
 
 
 def is_bare(x: Any) -> bool:

@@ -21,7 +21,7 @@ from torch_geometric import nn as pyg
 
 from .. import ops
 from ..activations import plan as plans
-from ..activations.attention import Product, Setting, gat_sum
+from ..activations.attention import Setting, gat_sum
 from ..activations.gatv2 import gatv2_sum
 from ..activations.linear import products
 from ..compute.attention import Setting as Int8Setting
@@ -45,6 +45,8 @@ from .attention import (
     head_dots,
     in_int8,
     is_bare,
+    kept_products_of_chain,
+    own_terms,
     products_of_chain,
     projected,
     projected_chain,
@@ -69,8 +71,9 @@ class GATConv(pyg.GATConv):
         made = projected(self, x_src, return_attention_weights) if x_dst is x_src else None
         h_src, h_dst = self._projected(x_src, x_dst) if made is None else (made.h, made.h)
         graph, attr = attention_graph(self, edge_index, sizes_of(x_src, x_dst, edge_index, size), edge_attr)
-        made_from = self._products(x_src, x_dst)
-        out, p = self._summed(graph, (h_src, h_dst), attr, drop, made_from, return_attention_weights, made)
+        known = made is not None or return_attention_weights
+        terms = None if known else self._own_terms((x_src, x_dst), (h_src, h_dst))
+        out, p = self._summed(graph, (h_src, h_dst), attr, drop, return_attention_weights, made, terms)
         out = finish(self, out, x_dst)
         return (out, (listed_edges(graph), graph.unsort_edges(p))) if return_attention_weights else out
 
@@ -81,34 +84,39 @@ class GATConv(pyg.GATConv):
             return finish(self, self._summed_of(edge_index, (rows.h, rows.h), edge_attr, rows), None)
         lins = [self.lin] if self.lin is not None else [self.lin_src, self.lin_dst]
         made = products_of_chain(self, pending, edge_index, [*lins, *([] if self.res is None else [self.res])])
+        terms = None
         if made is None:
-            return self(pending.run(), edge_index, edge_attr)
-        out = self._summed_of(edge_index, (made[0], made[len(lins) - 1]), edge_attr)
+            made = kept_products_of_chain(self, pending, edge_index)
+            if made is None:
+                return self(pending.run(), edge_index, edge_attr)
+            terms = made[1].split(self.heads, dim=1)
+        out = self._summed_of(edge_index, (made[0], made[len(lins) - 1]), edge_attr, terms=terms)
         return finish(self, out, None, None if self.res is None else made[-1])
 
     def _summed_of(
-        self, edge_index: Any, rows: tuple[Tensor, Tensor], edge_attr: Tensor | None, made: Projected | None = None
-    ) -> Tensor:
+        self, edge_index: Any, rows: tuple[Tensor, Tensor], edge_attr: Tensor | None, made: Projected | None = None,
+        terms: tuple[Tensor, ...] | None = None,
+    ) -> Tensor:  # fmt: skip
         """The sum of rows that are there already."""
         drop = dropout_of(self)
         graph, attr = attention_graph(self, edge_index, sizes_of(*rows, edge_index), edge_attr)
-        return self._summed(graph, rows, attr, drop, made=made)[0]
+        return self._summed(graph, rows, attr, drop, made=made, own=terms)[0]
 
     def _summed(
         self, graph: Graph, rows: tuple[Tensor, Tensor | None], attr: Tensor | None, drop: Drop,
-        made_from: tuple[Product | None, Product | None] = (None, None), shows_weights: bool | None = None,
-        made: Projected | None = None,
+        shows_weights: bool | None = None, made: Projected | None = None, own: tuple[Tensor | None, ...] | None = None,
     ) -> tuple[Tensor, Any]:  # fmt: skip
-        """The weighted sum of rows, and the weights if they are asked for."""
+        """The weighted sum of rows, and the weights if they are asked for; `own` are terms of `_own_terms`."""
         plan, how = few_bits(self, rows[0], shows_weights), in_int8(self, rows[0], shows_weights)
+        atts: Any = (self.att_src, self.att_dst) if own is None else (None, None)
+        a_src: Any
         with torch.set_grad_enabled(torch.is_grad_enabled() and plan is None and how is None):
-            of_nodes = self._node_terms(*rows) if made is None else made.terms
-        a_src, a_dst = of_nodes
+            a_src, a_dst = own or (self._node_terms(*rows) if made is None else made.terms)
         terms = (a_src, a_dst, self._edge_term(attr))
         bias = early_bias(self, averaged=plan is not None and averages(self))
-        given = (graph, *rows, (self.att_src, self.att_dst), terms, bias)
+        given = (graph, *rows, atts, terms, bias)
         if plan is not None:
-            return gat_sum(*given, Setting(self.negative_slope, drop, plan, averages(self)), made_from), None
+            return gat_sum(*given, Setting(self.negative_slope, drop, plan, averages(self))), None
         if how is not None:
             return int8_gat_sum(*given, Int8Setting(self.negative_slope, drop, how), made), None
         return weighted_rows(self, graph, rows[0], ops.gat_attention(graph, *terms, self.negative_slope), drop)
@@ -120,14 +128,22 @@ class GATConv(pyg.GATConv):
         h_dst = None if x_dst is None else apply_linear(self.lin_dst, x_dst)
         return apply_linear(self.lin_src, x_src), h_dst
 
-    def _products(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Product | None, Product | None]:
-        """What `_projected` multiplied, where it is nothing but a product."""
+    def _own_terms(self, xs: tuple[Any, Any], rows: tuple[Tensor, Any]) -> tuple[Tensor | None, ...] | None:
+        """The terms of nodes with a gradient of their own, as products of x that is there anyway; None: it is not."""
+        plan = few_bits(self, rows[0], None)
+        if plan is None:
+            return None
         lins = (self.lin, self.lin) if self.lin is not None else (self.lin_src, self.lin_dst)
-        src, dst = (
-            None if x is None or not is_plain(lin) or lin.bias is not None else Product(x, lin.weight)
-            for x, lin in zip((x_src, x_dst), lins, strict=True)
-        )
-        return src, dst
+        atts, steady = (self.att_src, self.att_dst), is_steady(self)
+        if rows[1] is rows[0]:
+            return own_terms(plan, xs[0], lins[0], atts, rows[0], steady)
+        found: list[Tensor | None] = []
+        for x, lin, att, h in zip(xs, lins, atts, rows, strict=True):
+            terms = None if x is None else own_terms(plan, x, lin, (att,), h, steady)
+            if terms is None and x is not None:
+                return None
+            found.append(None if terms is None else terms[0])
+        return tuple(found)
 
     def _node_terms(self, h_src: Tensor, h_dst: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if h_dst is h_src:
