@@ -109,9 +109,11 @@ class GATConv(pyg.GATConv):
         """The weighted sum of rows, and the weights if they are asked for; `own` are terms of `_own_terms`."""
         plan, how = few_bits(self, rows[0], shows_weights), in_int8(self, rows[0], shows_weights)
         atts: Any = (self.att_src, self.att_dst) if own is None else (None, None)
-        a_src: Any
-        with torch.set_grad_enabled(torch.is_grad_enabled() and plan is None and how is None):
-            a_src, a_dst = own or (self._node_terms(*rows) if made is None else made.terms)
+        of_nodes: Any = own if made is None else made.terms
+        if of_nodes is None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and plan is None and how is None):
+                of_nodes = self._node_terms(*rows)
+        a_src, a_dst = of_nodes
         terms = (a_src, a_dst, self._edge_term(attr))
         bias = early_bias(self, averaged=plan is not None and averages(self))
         given = (graph, *rows, atts, terms, bias)
