@@ -33,6 +33,23 @@ GOSSAMER_INLINE void head_sums(const int8_t* a, const int8_t* b, int64_t heads, 
       const __m128i one = _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out + h), one);
     }
+#elif defined(__AVX2__)
+  if (width % kLanes == 0)
+    for (; h + 4 <= heads; h += 4) {
+      __m256i sums[4];
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) {
+        const int8_t *left = a + (h + k) * width, *right = b + (h + k) * width;
+        sums[k] = _mm256_setzero_si256();
+        for (int64_t c = 0; c < width; c += kLanes)
+          sums[k] = _mm256_add_epi32(sums[k], _mm256_madd_epi16(_mm256_cvtepi8_epi16(load128(left + c)),
+                                                                _mm256_cvtepi8_epi16(load128(right + c))));
+      }
+      const __m256i low = _mm256_hadd_epi32(sums[0], sums[1]), high = _mm256_hadd_epi32(sums[2], sums[3]);
+      const __m256i each = _mm256_hadd_epi32(low, high);
+      const __m128i one = _mm_add_epi32(_mm256_castsi256_si128(each), _mm256_extracti128_si256(each, 1));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + h), one);
+    }
 #endif
   for (; h < heads; ++h) {
     uint32_t sum = uint32_t(dot(a + h * width, b + h * width, width));
@@ -63,6 +80,17 @@ struct EdgeCodes {
 GOSSAMER_INLINE void put_code(Code* high, Code* low, int64_t at, int32_t q) {
   high[at] = Code(kGroup == 4 ? (q + 128) >> 8 : q);
   if (kGroup == 4) low[at] = Code(int8_t(q));
+}
+
+// Sixteen codes of two rows, zero from `count` on, as halves of one lane each.
+GOSSAMER_INLINE i32x16 pair_codes(const int8_t* a, const int8_t* b, int64_t count) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if (count >= kLanes) {
+    const __m128i x = load128(a), y = load128(b);
+    return two_parts(_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, y)), _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, y)));
+  }
+#endif
+  return (widen_part(a, count) & 0xffff) | (widen_part(b, count) << 16);
 }
 
 // row[c] (+)= sum over the edges of w g[c] of one head's columns.
@@ -122,10 +150,9 @@ GOSSAMER_INLINE void sum_codes(EdgeCodes w, int64_t heads, int64_t h, int64_t gr
 #else
   for (int64_t c = first; c < last; c += kLanes) {
     i32x16 sum = splat(0);
-    for (int64_t k = 0; k < groups; ++k) {
-      const i32x16 a = widen_part(w.rows[k * 2] + c, last - c), b = widen_part(w.rows[k * 2 + 1] + c, last - c);
-      sum = dot_group(sum, (a & 0xffff) | (b << 16), splat_group(high + k * heads * 2));
-    }
+    for (int64_t k = 0; k < groups; ++k)
+      sum = dot_group(sum, pair_codes(w.rows[k * 2] + c, w.rows[k * 2 + 1] + c, last - c),
+                      splat_group(high + k * heads * 2));
     write(c, sum);
   }
 #endif

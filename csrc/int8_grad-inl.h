@@ -4,6 +4,13 @@
 
 constexpr int64_t kGradGroups = kGradChunk / kGroup;
 constexpr int kGroupBits = 32 / kGroup;
+constexpr int64_t kGradOuts = kRows * kLanes / 2;  // outputs that lie together: whole blocks of rows and whole vectors
+static_assert(kGradOuts % kRows == 0 && kGradOuts % kLanes == 0, "whole blocks and vectors");
+
+// Where group `group` of output o lies among the packed rows of a chunk, [outputs / kGradOuts][groups][kGradOuts].
+GOSSAMER_INLINE int64_t grad_place(int64_t group, int64_t o) {
+  return ((o / kGradOuts * kGradGroups + group) * kGradOuts + o % kGradOuts) * kGroup;
+}
 
 // Rows of X as panels [groups][kPanel][kGroup]; sums of each column for taking back the shift by 128.
 static void pack_grad_panels(const int8_t* x, int64_t rows, int64_t in, Code* packed, int32_t* sums) {
@@ -25,7 +32,7 @@ static void pack_grad_panels(const int8_t* x, int64_t rows, int64_t in, Code* pa
     }
 }
 
-// H of one chunk as [groups][stride][kGroup], stride a multiple of both kLanes and kRows, and the step of each column.
+// H of one chunk, packed by `grad_place`, and the step of each column; `stride` outputs, those beyond the last zero.
 template <typename G>
 static void pack_grad_rows(const G* g, const float* row_scale, int64_t first, int64_t rows, int64_t outs,
                            int64_t stride, Key key, int32_t* top, float* inverse, Code* packed, float* step) {
@@ -61,7 +68,7 @@ static void pack_grad_rows(const G* g, const float* row_scale, int64_t first, in
         together[v] = together[v] | ((q & ((1 << kGroupBits) - 1)) << (r * kGroupBits));
       }
     }
-    for (int v = 0; v < V; ++v) store(packed + (group * stride + o + v * kLanes) * kGroup, together[v]);
+    for (int v = 0; v < V; ++v) store(packed + grad_place(group, o + v * kLanes), together[v]);
   };
   const auto whole = [&](uint64_t index, int v) GOSSAMER_INLINED { return random_half(key, index / 32, v); };
   const auto any = [&](uint64_t index, int) GOSSAMER_INLINED { return random_halves(key, index); };
@@ -87,7 +94,7 @@ static void add_slabs(const float* partial, float* dw, int64_t slabs, int64_t nu
 template <typename G>
 static bool int8_grad(const G* g, const float* row_scale, const int8_t* x, uint64_t seed, float* partial, float* dw,
                       int64_t rows, int64_t outs, int64_t in, int threads) {
-  const int64_t panels = ceil_div(in, kPanel), stride = ceil_div(outs, kRows * kLanes) * kRows * kLanes;
+  const int64_t panels = ceil_div(in, kPanel), stride = ceil_div(outs, kGradOuts) * kGradOuts;
   const int64_t slabs = grad_slabs(rows, outs, in), chunks = ceil_div(rows, kGradChunk);
   const Key key = key_of(seed);
   bool enough = true;
@@ -109,7 +116,8 @@ static bool int8_grad(const G* g, const float* row_scale, const int8_t* x, uint6
         for (int64_t p = 0; p < panels; ++p)
           for (int64_t o = 0; o < outs; o += kRows) {
             alignas(64) int32_t found[kRows * kPanel];
-            const auto at = [&](int r, int64_t group) { return hs.data + (group * stride + o + r) * kGroup; };
+            const Code* block = hs.data + grad_place(0, o);
+            const auto at = [&](int r, int64_t group) { return block + (group * kGradOuts + r) * kGroup; };
             int8_tile(at, kGradGroups, xs.data + p * kGradGroups * kPanel * kGroup, sums.data + p * kPanel, found);
             for (int64_t r = 0; r < min_of<int64_t>(kRows, outs - o); ++r)
               for (int v = 0; v < kPanelVectors; ++v) {

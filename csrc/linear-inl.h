@@ -4,8 +4,11 @@
 // depend on neither threads nor processor. Where most of the rows is zero, as after ReLU and dropout, only what is not
 // is multiplied, unless a weight is infinite or NaN.
 
+// A block of rows and a panel of outputs, as many as registers hold the sums of.
 #if defined(__AVX512F__)
 constexpr int kRows = 6, kPanelVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kRows = 6, kPanelVectors = 1;
 #else
 constexpr int kRows = 4, kPanelVectors = 1;
 #endif
@@ -69,6 +72,17 @@ struct Panels {
   }
 };
 
+// For each mask of eight lanes, the lanes that are set.
+struct Squeezed {
+  uint8_t order[256][8];
+  constexpr Squeezed() : order() {
+    for (int mask = 0; mask < 256; ++mask)
+      for (int lane = 0, n = 0; lane < 8; ++lane)
+        if (mask >> lane & 1) order[mask][n++] = uint8_t(lane);
+  }
+};
+static constexpr Squeezed kSqueezed;
+
 // What is not zero of some rows, slice by slice of k: values and their k within the slice.
 struct Nonzeros {
   Buffer<float> values;
@@ -103,6 +117,18 @@ struct Nonzeros {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at.data + n),
                         _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(mask, index)));
     return __builtin_popcount(mask);
+#elif defined(__AVX2__)
+    int count = 0;
+    GOSSAMER_EACH_PART {
+      const __m256 part = bits_of<__m256>(v.part[p]);
+      const int mask = _mm256_movemask_ps(_mm256_cmp_ps(part, _mm256_setzero_ps(), _CMP_NEQ_UQ));
+      const __m128i first = load64(kSqueezed.order[mask]);
+      const __m128i index = _mm_add_epi16(_mm_cvtepu8_epi16(first), _mm_set1_epi16(int16_t(k + p * kPartLanes)));
+      _mm256_storeu_ps(values.data + n + count, _mm256_permutevar8x32_ps(part, _mm256_cvtepu8_epi32(first)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(at.data + n + count), index);
+      count += __builtin_popcount(mask);
+    }
+    return count;
 #else
     float part[kLanes];
     store(part, v);
