@@ -530,7 +530,7 @@ def test_a_container_projects_its_chains(given, fused, unprojected):
     with Calls() as calls:
         whole, want = step(run, (x,))
     assert not calls.projects and calls.as_rows == [False, False]
-    torch.testing.assert_close(out, whole, rtol=1e-3, atol=1e-3)
+    assert float((out - whole).norm()) < 1e-2 * float(whole.norm())  # another order of sums: a code may differ
     top = max(float(grad.norm()) for grad in want.values())
     for name, grad in want.items():  # a bias before a batch norm has no gradient but what rounding leaves
         assert float(grad.norm()) < 1e-3 * top or cosine(found[name], grad) > 0.99, name
