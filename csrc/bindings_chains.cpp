@@ -108,6 +108,14 @@ void define_weight_grads(nb::module_& m) {
         return kernels().kept_weight_grad(k, {at<float>(weight), at<float>(bias), 0.0f}, result_kept, all.data(),
                                           int(all.size()), rows, in, threads);
       });
+  def(m, "norm_act_weight_grad",
+      [](Address x, Address scale, Address shift, int act, float slope, double p, uint64_t seed, const Addresses& g,
+         const Addresses& partial, const Addresses& dw, const std::vector<int64_t>& outs, int64_t rows, int64_t in,
+         int threads) {
+        const std::vector<WeightGrad> all = wanted(g, partial, dw, outs);
+        return kernels().norm_act_weight_grad(at<float>(x), {at<float>(scale), at<float>(shift), nullptr, nullptr},
+                                              {act, slope, p, seed}, all.data(), int(all.size()), rows, in, threads);
+      });
 }
 
 }  // namespace gossamer

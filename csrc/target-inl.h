@@ -92,6 +92,7 @@ static const Kernels table = {
     chain_decode,
     weight_grad,
     kept_weight_grad,
+    norm_act_weight_grad,
     quantize_rows,
     dequantize_rows,
     pack,

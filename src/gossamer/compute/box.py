@@ -5,6 +5,9 @@ it leaves a `Box` with its result. A chain of norm, activation and dropout that 
 just this into the box in its backward (ops/norm_act_backward_rows.py), and hands autograd a stand-in: one NaN,
 expanded.
 
+If the product behind that chain is one in float32, as before a loss, it is made along with the chain, whose result is
+then neither written nor kept: dW makes it again from the chain's input (ops/norm_act_weight_grad.py).
+
 Only containers know that a chain is the only reader: they take the box along (layers/chain.py). Should the gradient
 have met another one on its way nevertheless, the product finds something else than the stand-in and says so.
 """
@@ -19,6 +22,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import ops
+from ..activations.linear import sum_of_products
+from ..activations.noise import refuse_twice
+from ..ops.kept_chain import is_smooth
 from ..ops.norm_act import Over
 from ..ops.norm_act_backward_rows import COLUMNWISE, READERS
 from .rows import Rows, Seeds
@@ -95,7 +101,7 @@ def stand_in(rows: Tensor, value: float = torch.nan) -> Tensor:
 
 
 def leave_box(out: Tensor, box: Box) -> None:
-    if box.factors and not out.is_inference():
+    if box.factors and out.requires_grad:
         _boxes[out] = (box, out._version)
 
 
@@ -132,6 +138,43 @@ class _Chain(torch.autograd.Function):
         return dx, *own, None, None, None, *[None] * len(ctx.settings)
 
 
+NO_CODES = (0, 1, True, None, None, 8)
+"""Bits, block, metadata, levels, noise and slope bits of a chain that keeps marks alone."""
+
+
+class _ChainProducts(torch.autograd.Function):
+    """Products of the result of ops.norm_act, whose gradient goes into a box."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, box: Box, settings: Any, *params: Any
+    ) -> Any:
+        weights, biases = list(params[::2]), list(params[1::2])
+        outs, own_mean, own_var, *_ = ops.chain_keep(x, weight, bias, mean, var, *settings, *NO_CODES, weights, biases)
+        used = (own_mean, own_var) if mean is None else (mean, var)
+        ctx.box, ctx.settings, ctx.count = box, settings, len(weights)
+        ctx.save_for_backward(*weights, x, weight, bias, *used)
+        ctx.mark_non_differentiable(own_mean, own_var)
+        return (*outs, own_mean, own_var)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor only once
+        weights, chain = saved[: ctx.count], saved[ctx.count :]
+        needs, params = ctx.needs_input_grad, []
+        with torch.no_grad():
+            douts = [dout.contiguous() for dout in grads[: ctx.count]]
+            wanted = [k for k in range(ctx.count) if needs[7 + 2 * k]]
+            made = ops.norm_act_weight_grad([douts[k] for k in wanted], *chain, *ctx.settings) if wanted else []
+            dweights = dict(zip(wanted, made, strict=True))
+            for k, dout in enumerate(douts):
+                params += [dweights.get(k), ops.column_sums(dout) if needs[8 + 2 * k] else None]
+            drows = sum_of_products(douts, weights)
+            dx, dweight, dbias = ctx.box.fill((drows, *chain), ctx.settings)
+        own = (dweight if needs[1] else None, dbias if needs[2] else None)
+        return refuse_twice(dx, *own, *[None] * 4, *params)
+
+
 def takes(over: int) -> bool:
     """Whether the backward of such a norm can fill a box: one that keeps its input, with statistics by column."""
     return over in COLUMNWISE and over != Over.NOTHING
@@ -140,3 +183,17 @@ def takes(over: int) -> bool:
 def norm_act(x: Tensor, norm: Sequence[Tensor | None], settings: Sequence[Any], box: Box) -> tuple[Tensor, ...]:
     """ops.norm_act, for a reader that is the only one of a result with a box."""
     return _Chain.apply(x, *norm, box, *settings)
+
+
+def multiplies(act: int) -> bool:
+    """Whether the products of such a chain can be made along with it."""
+    return not is_smooth(act)
+
+
+def chain_products(
+    x: Tensor, norm: Sequence[Tensor | None], settings: Sequence[Any], box: Box, weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """out W_k^T + b_k for each k, out the result of ops.norm_act, then its mean and variance."""
+    params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
+    return _ChainProducts.apply(x, *norm, box, settings, *params)

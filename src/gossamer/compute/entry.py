@@ -27,7 +27,7 @@ from ..activations.stash import layout_of
 from ..ops.chain_keep import kept_of
 from ..ops.kept_chain import Kept, is_smooth
 from ..ops.norm_act import Over
-from .box import Box
+from .box import NO_CODES, Box
 from .plan import Int8
 from .rows import Rows, Seeds, quantised
 from .watch import Watch
@@ -103,10 +103,6 @@ def _come_in(x: Tensor, norm: Norm, entry: Entry, seeds: Seeds) -> Came:
         used = (mean, var) if norm[2] is None else norm[2:]
         return Came(Rows(*rows), (*rows, x, norm[0], norm[1], *used), None, mean, var)
     return _come_in_keeping(x, norm, entry, entry.plan, seeds)
-
-
-NO_CODES = (0, 1, True, None, None, 8)
-"""Bits, block, metadata, levels, noise and slope bits of a chain that keeps marks alone."""
 
 
 def _by_marks(how: Settings) -> bool:

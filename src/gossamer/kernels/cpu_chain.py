@@ -182,11 +182,24 @@ def _kept_rows(*args: Any) -> Tensor:
 
 def _kept_products(douts: list[Tensor], *args: Any) -> list[Tensor]:
     k, (weight, bias, result) = _contiguous_kept(args), args[15:]
-    if min(k.rows, k.columns, *(dout.size(1) for dout in douts)) == 0:
+    if k.rows * k.columns == 0 or not douts:
         return [dout.new_zeros(dout.size(1), k.columns) for dout in douts]
     wanted, (weight, bias) = WeightGrads(douts, k.rows, k.columns), contiguous(weight, bias)
     given = (_native_chain(k), at(weight), at(bias), result)
     _enough(native.kept_weight_grad(*given, *wanted.arguments, k.rows, k.columns, num_threads()))
+    return wanted.dws
+
+
+def _norm_act_weight_grad(
+    gs: list[Tensor], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+    over: int, eps: float, act: int, slope: float, p: float, seed: int,
+) -> list[Tensor]:  # fmt: skip
+    if x.numel() == 0 or not gs:
+        return [g.new_zeros(g.size(1), x.size(1)) for g in gs]
+    x, wanted = x.contiguous(), WeightGrads(gs, *x.shape)
+    scale, shift, _, _ = column_affine(x, weight, bias, mean, var, over, eps)
+    given = (at(x), at(scale), at(shift), act, slope, p, seed & MASK64)
+    _enough(native.norm_act_weight_grad(*given, *wanted.arguments, *x.shape, num_threads()))
     return wanted.dws
 
 
@@ -230,6 +243,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "chain_keep_rows": _chain_keep_rows,
     "kept_rows": _kept_rows,
     "kept_products": _kept_products,
+    "norm_act_weight_grad": _norm_act_weight_grad,
     "kept_codes": _kept_codes,
     "chain_backward": _chain_backward,
 }

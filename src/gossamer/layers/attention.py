@@ -185,14 +185,19 @@ def own_terms(
 def kept_products_of_chain(module: Any, pending: Pending, edge_index: Any) -> tuple[Tensor, ...] | None:
     """A chain's result x through GAT's projection, through v of `own_terms`, and through its residual.
 
-    None, with the chain still to run, where few bits of x are not what these keep.
+    None, with the chain still to run, where that cannot be, or where the rows are to be rounded.
     """
     lins = [module.lin, *([] if module.res is None else [module.res])]
-    if not pending.keeps or plans.of(module) is None or not all(map(is_plain, lins)) or module.lin.bias is not None:
+    if (
+        not pending.multiplies
+        or in_int8(module, pending.x, None) is not None
+        or not all(map(is_plain, lins))
+        or module.lin.bias is not None
+    ):
         return None
     weight, x = module.lin.weight, pending.x
-    few = x.size(0) * weight.size(0) >= plans.LEAST
-    if not few or not is_bare(x) or is_sparse(edge_index) or by_pyg(module, x, edge_index):
+    small = x.size(0) * weight.size(0) < plans.LEAST
+    if small or not is_bare(x) or is_sparse(edge_index) or by_pyg(module, x, edge_index):
         return None
     of_terms = weight_of_terms(weight, module.att_src, module.att_dst)
     residual = None if module.res is None else (module.res.weight, module.res.bias)

@@ -216,17 +216,19 @@ class Pending:
         return apply(x, *self._known, self._module, self._plan)
 
     @property
-    def keeps(self) -> bool:
-        """Whether `products` may be called: their input is kept in few bits."""
-        return self._keeps
+    def multiplies(self) -> bool:
+        """Whether `products` may be called: their input is kept in few bits, or made again from the chain's."""
+        return self._keeps or (self._box is not None and boxes.multiplies(ACTIVATIONS.index(self._known[1].name)))
 
     def products(self, weights: list[Tensor], biases: list[Tensor | None]) -> tuple[Tensor, ...]:
         """out W_k^T + b_k for each k, out the chain's result."""
-        assert self._keeps and self._plan is not None
-        plan = self._plan
-        return self._through(
-            lambda x, norm, settings: keeping.chain_products(*(x, *norm, settings, plan, weights, biases))
-        )
+        plan, box = self._plan, self._box
+        if self._keeps and plan is not None:
+            return self._through(
+                lambda x, norm, settings: keeping.chain_products(*(x, *norm, settings, plan, weights, biases))
+            )
+        assert box is not None
+        return self._through(lambda x, norm, settings: boxes.chain_products(x, norm, settings, box, weights, biases))
 
     def in_int8(self, how: Int8, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """The results of consume(x, entry, norm), which takes the chain's result as int8 rows."""

@@ -55,7 +55,7 @@ class GCNConv(pyg.GCNConv):
         if how is not None and self.lin.bias is None and is_fixed(value):
             adjacency, one = Adjacency(graph, value, scale, scale), ([self.lin.weight], [self.bias])
             return pending.in_int8(how, lambda x, *entry: convolve(x, adjacency, *one, "multiply", *entry))[0]
-        if not pending.keeps:
+        if not pending.multiplies:
             return self(pending.run(), edge_index, edge_weight)
         (h,) = pending.products([self.lin.weight], [self.lin.bias])
         return neighbour_sum(graph, h, value, bias=self.bias, scale=scale, plan=plan_of(self))

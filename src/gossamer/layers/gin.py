@@ -57,7 +57,7 @@ class GINConv(pyg.GINConv):
         if by_pyg(self, pending.x, edge_index) or first is None:
             return self(pending.run(), edge_index)
         how = int8_of(first)
-        if not pending.keeps and (how is None or self.eps.requires_grad):
+        if not pending.multiplies and (how is None or self.eps.requires_grad):
             return self(pending.run(), edge_index)
         weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index))
         if how is not None and not self.eps.requires_grad and is_fixed(weighted.value):

@@ -75,7 +75,7 @@ def _multiplied(lin: Any, x: Any) -> Any:
     how = int8_of(lin) if is_plain(lin) else None
     if how is not None:
         return x.in_int8(how, lambda x, *entry: int8_products(x, [lin.weight], [lin.bias], *entry))[0]
-    return x.products([lin.weight], [lin.bias])[0] if x.keeps and is_plain(lin) else lin(x.run())
+    return x.products([lin.weight], [lin.bias])[0] if x.multiplies and is_plain(lin) else lin(x.run())
 
 
 class GCN(_Stacked, pyg.GCN):

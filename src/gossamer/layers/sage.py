@@ -125,7 +125,7 @@ class SAGEConv(pyg.SAGEConv):
             return self(pending.run(), edge_index)
         weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index))
         how = _int8_together(weighted, self.lin_l, root)
-        if how is None and not pending.keeps:
+        if how is None and not pending.multiplies:
             return self(pending.run(), edge_index)
         out = _after_chain(self, weighted, pending, self.lin_l, root, how)
         return functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
@@ -148,6 +148,6 @@ class GraphConv(pyg.GraphConv):
             return self(pending.run(), edge_index, edge_weight)
         weighted = graph_of(edge_index, sizes_of(pending.x, pending.x, edge_index), edge_weight)
         how = _int8_together(weighted, self.lin_rel, self.lin_root)
-        if how is None and not pending.keeps:
+        if how is None and not pending.multiplies:
             return self(pending.run(), edge_index, edge_weight)
         return _after_chain(self, weighted, pending, self.lin_rel, self.lin_root, how)

@@ -22,6 +22,7 @@ from .kept_chain import kept_products, kept_rows
 from .linear import column_sums, linear
 from .norm_act import norm_act_op as norm_act
 from .norm_act_backward_rows import norm_act_backward_rows
+from .norm_act_weight_grad import norm_act_weight_grad
 from .pack import pack
 from .pack_fixed import pack_fixed, unpack_fixed
 from .quantize_rows import dequantize_rows, quantize_rows
@@ -70,6 +71,7 @@ __all__ = [
     "masked_scale",
     "norm_act",
     "norm_act_backward_rows",
+    "norm_act_weight_grad",
     "pack",
     "pack_fixed",
     "quantize_rows",

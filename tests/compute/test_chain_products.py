@@ -1,0 +1,188 @@
+"""A float product behind a chain whose gradient goes into a box: made with the chain, whose result nobody keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from int8_checks import cosine
+from test_box import CLASSES, NODES, WIDTH, begin_anew, planted
+from test_projected_rows import Calls
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch_geometric import nn as pyg
+
+import gossamer as gs
+from gossamer import kernels, measure
+from gossamer.compute import box as boxes
+from gossamer.layers import rules
+
+NEAREST = gs.Recipe(compute=gs.Int8(gradients="nearest"))
+PRODUCTS = {"GCN": 1, "GraphSAGE": 2, "GIN": 1, "GAT": 2, "MLP": 1, "Sequential": 1}
+"""Of each model's last chain: GAT's has one for the terms of its logits."""
+pytestmark = pytest.mark.skipif(kernels.native is None, reason="containers fuse chains only with kernels")
+
+
+@pytest.fixture(autouse=True)
+def _begin_anew(monkeypatch):
+    monkeypatch.setattr(rules, "LEAST_PASS", 1)
+    monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
+    begin_anew()
+
+
+class NoEdges(nn.Module):
+    """A model of rows alone, called as the others are."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, edge_index):
+        return self.inner(x)
+
+
+def model_of(kind, recipe=NEAREST, dropout=0.5, **more):
+    torch.manual_seed(1)
+    given = {"norm": "batch_norm", "dropout": dropout} | more
+    if kind == "MLP":
+        model = NoEdges(pyg.MLP([WIDTH, WIDTH, WIDTH, CLASSES], **given))
+    elif kind == "Sequential":
+        parts = (nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(dropout))
+        model = NoEdges(nn.Sequential(*parts, nn.Linear(WIDTH, CLASSES)))
+    else:
+        heads = {"heads": 2} if kind == "GAT" else {}
+        model = getattr(pyg, kind)(WIDTH, WIDTH, 3, CLASSES, **given, **heads)
+    gs.lighten_(model, recipe)
+    return model
+
+
+def step(model):
+    """The result, and all gradients by name."""
+    begin_anew()
+    model.zero_grad()
+    x, edge_index, y = planted()
+    x.requires_grad_()
+    out = model(x, edge_index)
+    F.cross_entropy(out, y).backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return out.detach(), found | {"x": x.grad}
+
+
+def apart(monkeypatch):
+    monkeypatch.setattr(boxes, "multiplies", lambda act: False)
+
+
+def assert_alike(found, want, least=0.999):
+    assert found.keys() == want.keys()
+    top = max(float(grad.norm()) for grad in want.values())
+    for name, grad in want.items():  # a bias before a batch norm has no gradient but what rounding leaves
+        assert float(grad.norm()) < 1e-3 * top or cosine(found[name], grad) > least, name
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_results_and_gradients_are_those_of_products_apart(kind, dropout, monkeypatch):
+    """Sums in another order: a gradient's code may be the next one, no more."""
+    model = model_of(kind, dropout=dropout)
+    with Calls() as calls:
+        out, found = step(model)
+    assert calls.names.count("norm_act_weight_grad") == 1 and calls.names.count("chain_keep") == 1
+    apart(monkeypatch)
+    with Calls() as calls:
+        want_out, want = step(model)
+    assert "norm_act_weight_grad" not in calls.names
+    torch.testing.assert_close(out, want_out, rtol=1e-4, atol=1e-5)
+    assert_alike(found, want)
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_all_products_are_made_at_once(kind, monkeypatch):
+    counts, made = [], boxes.chain_products
+    monkeypatch.setattr(boxes, "chain_products", lambda *args: counts.append(len(args[4])) or made(*args))
+    step(model_of(kind))
+    assert counts == [PRODUCTS[kind]]
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_the_chains_result_is_not_kept(kind, monkeypatch):
+    """Float rows of the last chain's width less, which is within an MLP in GIN; GAT keeps the small weight of terms."""
+
+    def kept():
+        model = model_of(kind, "tango")
+        x, edge_index, _ = planted()
+        return measure.kept_bytes(lambda: model(x, edge_index).sum(), exclude=[model, x, edge_index])
+
+    with_chain = kept()
+    apart(monkeypatch)
+    saved = kept() - with_chain
+    assert saved + 4 * 2 * 2 * WIDTH >= 4 * NODES * (CLASSES if kind == "GIN" else WIDTH)
+
+
+def test_smooth_activations_run_by_themselves():
+    with Calls() as calls:
+        step(model_of("GCN", act="elu"))
+    assert "norm_act_weight_grad" not in calls.names and "norm_act_backward_rows" in calls.names
+
+
+@pytest.mark.parametrize("kind", ["GCN", "GraphSAGE", "GAT"])
+def test_frozen_parameters(kind, monkeypatch):
+    """What needs no gradient has none, and none is made of it; the others are the same."""
+    model = model_of(kind)
+    model.convs[2].requires_grad_(False)
+    with Calls() as calls:
+        _, found = step(model)
+    assert "norm_act_weight_grad" not in calls.names and not any(name.startswith("convs.2") for name in found)
+    model.convs[2].requires_grad_(True)
+    for name, parameter in model.convs[2].named_parameters():
+        parameter.requires_grad_("weight" not in name)
+    apart(monkeypatch)
+    _, want = step(model)
+    assert_alike(found, {name: grad for name, grad in want.items() if name in found})
+
+
+def test_without_gradients_nothing_is_different(monkeypatch):
+    model = model_of("GraphSAGE").eval()
+    x, edge_index, _ = planted()
+    with torch.no_grad():
+        out = model(x, edge_index)
+    apart(monkeypatch)
+    with torch.no_grad():
+        assert torch.equal(out, model(x, edge_index))
+
+
+def test_running_statistics_follow(monkeypatch):
+    found = []
+    for _ in range(2):
+        model = model_of("GCN")
+        step(model)
+        found.append([b.clone() for b in model.norms[1].buffers()])
+        apart(monkeypatch)
+    assert all(map(torch.equal, *found))
+
+
+def test_a_hook_on_the_last_layers_product_hears_the_chains_result():
+    model, heard = model_of("GCN"), []
+    model.convs[2].lin.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape))
+    with Calls() as calls:
+        step(model)
+    assert heard == [(NODES, WIDTH)] and "norm_act_weight_grad" not in calls.names
+
+
+def test_checkpointing():
+    model = model_of("GCN", dropout=0.0)
+    x, edge_index, y = planted()
+    _, want = step(model)
+    begin_anew()
+    model.zero_grad()
+    x.requires_grad_()
+    F.cross_entropy(checkpoint(model, x, edge_index, use_reentrant=False), y).backward()
+    found = {name: p.grad for name, p in model.named_parameters()} | {"x": x.grad}
+    assert_alike(found, want)
+
+
+def test_second_derivatives_are_refused():
+    model, (x, edge_index, y) = model_of("GCN"), planted()
+    loss = F.cross_entropy(model(x, edge_index), y)
+    grads = torch.autograd.grad(loss, list(model.convs[2].parameters()), create_graph=True)
+    with pytest.raises(RuntimeError, match="one derivative"):
+        sum(grad.square().sum() for grad in grads).backward()
