@@ -32,7 +32,7 @@ static void pack_grad_panels(const int8_t* x, int64_t rows, int64_t in, Code* pa
     }
 }
 
-// H of one chunk, packed by `grad_place`, and the step of each column; `stride` outputs, those beyond the last zero.
+// H of one chunk, packed by `grad_place`, and the step of each column; there is room for `stride` outputs.
 template <typename G>
 static void pack_grad_rows(const G* g, const float* row_scale, int64_t first, int64_t rows, int64_t outs,
                            int64_t stride, Key key, int32_t* top, float* inverse, Code* packed, float* step) {

@@ -80,7 +80,9 @@ class WeightGrads:
 
     @property
     def arguments(self) -> tuple[list[int], ...]:
-        return *([at(t) for t in tensors] for tensors in (self._gs, self._partial, self.dws)), self.outs
+        some = [k for k, outs in enumerate(self.outs) if outs]  # kernels get no empty tensors
+        addresses = ([at(tensors[k]) for k in some] for tensors in (self._gs, self._partial, self.dws))
+        return *addresses, [self.outs[k] for k in some]
 
 
 def _weight_grad(g: Tensor, x: Tensor) -> Tensor:
