@@ -48,6 +48,37 @@ def bytes_table(results: Results) -> str:
     return f"{table(heads, rows)}\n\n{graph}"
 
 
+# Epochs ---------------------------------------------------------------------------------------------------------
+
+EPOCHS = ("train-int8", "train-int8-avx2")
+LABELS = {"pyg-edge-index": "PyG `edge_index`", "pyg-csr": "PyG CSR", "float32": "`float32`"}
+
+
+def epochs_table(results: Results) -> str:
+    """Time and memory of whole epochs in two bits, on each processor that measured them."""
+    rows, facts = [], []
+    for name in EPOCHS:
+        content = results[name]
+        for row in content["results"]:
+            few, others = row["variants"].get("exact-int2"), row["variants"]
+            if few is None:
+                continue
+            seconds = [others["float32"]["seconds"], few["seconds"]]
+            peaks = {b: others[b]["peak_bytes"] / few["peak_bytes"] for b in LABELS if b in others}
+            smaller = ", ".join(f"{LABELS[b]} **{times:.1f}x**" for b, times in peaks.items())
+            cells = [content["machine"]["isa"], *(f"{s:.2f}" for s in seconds), f"{seconds[1] / seconds[0]:.2f}"]
+            memory = [f"{few[key] / 1e6:,.0f}" for key in ("kept_bytes", "peak_bytes")]
+            rows.append([row["model"], *cells, *memory, smaller])
+        graph = content["graph"]
+        facts.append(
+            f"Graph `{graph['name']}` with {graph['nodes']:,} nodes and {graph['edges']:,} edges, best of "
+            f"{content['epochs']} epochs; {where(content)}"
+        )
+    heads = ["model", "processor", "`float32`, s / epoch", "`exact-int2`, s / epoch", "time / `float32`'s"]
+    heads += ["kept MB", "peak MB", "its peak is smaller than that of"]
+    return "\n\n".join([table(heads, rows, numbers_from=2), *dict.fromkeys(facts)])
+
+
 SUMMARY = ("float32", "exact-int8", "exact-int4", "exact-int2", "exact-int2-published")
 
 
@@ -215,6 +246,7 @@ def figure_of(value: float) -> str:
 TABLES: dict[str, Callable[[Results], str]] = {
     "activations-summary": summary_table,
     "activations-bytes": bytes_table,
+    "train-activations": epochs_table,
     "activations-curve": curve_table,
     "activations-improvements": improvements_table,
     "accuracy": accuracy_table,
