@@ -324,8 +324,13 @@ def test_checkpointing(name, reentrant):
 
 @pytest.mark.parametrize("recipe", ["exact-int2", "exact-int4"])
 def test_not_a_number_shows_in_the_gradient(name, recipe):
+    """Or stops the run in forward, where attention's codec finds it."""
     model, args = lightened(made(name), recipe), arguments(name, learnt=True)
     args[0].data[7, 3] = torch.nan
+    if name.startswith("gat"):
+        with pytest.raises(ValueError, match="must be finite to be encoded"):
+            run(model, args)
+        return
     out, grads = run(model, args)
     assert out.isnan().any()
     assert all(grad.isnan().any() for grad, p in zip(grads, model.parameters(), strict=False) if p.dim() == 2)
