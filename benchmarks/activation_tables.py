@@ -56,27 +56,39 @@ LABELS = {"pyg-edge-index": "PyG `edge_index`", "pyg-csr": "PyG CSR", "float32":
 
 def epochs_table(results: Results) -> str:
     """Time and memory of whole epochs in two bits, on each processor that measured them."""
+    heads = ["model", "processor", *TIMES, "kept MB", "peak MB", "its peak is smaller than that of"]
     rows, facts = [], []
-    for name in EPOCHS:
-        content = results[name]
-        for row in content["results"]:
-            few, others = row["variants"].get("exact-int2"), row["variants"]
-            if few is None:
-                continue
-            seconds = [others["float32"]["seconds"], few["seconds"]]
+    for content in (results[name] for name in EPOCHS):
+        for row in (row for row in content["results"] if "exact-int2" in row["variants"]):
+            few, others = row["variants"]["exact-int2"], row["variants"]
             peaks = {b: others[b]["peak_bytes"] / few["peak_bytes"] for b in LABELS if b in others}
-            smaller = ", ".join(f"{LABELS[b]} **{times:.1f}x**" for b, times in peaks.items())
-            cells = [content["machine"]["isa"], *(f"{s:.2f}" for s in seconds), f"{seconds[1] / seconds[0]:.2f}"]
+            smaller = ", ".join(f"{LABELS[b]} **{ratio:.1f}x**" for b, ratio in peaks.items())
             memory = [f"{few[key] / 1e6:,.0f}" for key in ("kept_bytes", "peak_bytes")]
-            rows.append([row["model"], *cells, *memory, smaller])
-        graph = content["graph"]
-        facts.append(
-            f"Graph `{graph['name']}` with {graph['nodes']:,} nodes and {graph['edges']:,} edges, best of "
-            f"{content['epochs']} epochs; {where(content)}"
-        )
-    heads = ["model", "processor", "`float32`, s / epoch", "`exact-int2`, s / epoch", "time / `float32`'s"]
-    heads += ["kept MB", "peak MB", "its peak is smaller than that of"]
-    return "\n\n".join([table(heads, rows, numbers_from=2), *dict.fromkeys(facts)])
+            rows.append([row["model"], content["machine"]["isa"], *seconds_of(row), *memory, smaller])
+        facts.append(epochs_of(content))
+    return "\n\n".join([table(heads, rows, numbers_from=2), *facts])
+
+
+def times_table(results: Results) -> str:
+    """The times alone, of a longer run without PyG."""
+    content = results["train-few-bits"]
+    rows = [[row["model"], *seconds_of(row)] for row in content["results"]]
+    return f"{table(['model', *TIMES], rows)}\n\n{epochs_of(content)}"
+
+
+TIMES = ["`float32`, s / epoch", "`exact-int2`, s / epoch", "time / `float32`'s"]
+
+
+def seconds_of(row: dict[str, Any]) -> list[str]:
+    """The cells of `TIMES`."""
+    whole, few = (row["variants"][name]["seconds"] for name in ("float32", "exact-int2"))
+    return [f"{whole:.2f}", f"{few:.2f}", f"{few / whole:.2f}"]
+
+
+def epochs_of(content: dict[str, Any]) -> str:
+    graph = content["graph"]
+    size = f"{graph['nodes']:,} nodes and {graph['edges']:,} edges"
+    return f"Graph `{graph['name']}` with {size}, best of {content['epochs']} epochs; {where(content)}"
 
 
 SUMMARY = ("float32", "exact-int8", "exact-int4", "exact-int2", "exact-int2-published")
@@ -247,6 +259,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "activations-summary": summary_table,
     "activations-bytes": bytes_table,
     "train-activations": epochs_table,
+    "train-few-bits": times_table,
     "activations-curve": curve_table,
     "activations-improvements": improvements_table,
     "accuracy": accuracy_table,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from activation_tables import Results, accuracy_of, mean_difference, table, where
+from activation_tables import Results, accuracy_of, epochs_of, mean_difference, table
 
 COLUMNS = {"pyg-edge-index": "PyG `edge_index`", "pyg-csr": "PyG CSR", "float32": "`float32`", "tango": "`tango`"}
 
@@ -22,9 +22,7 @@ def summary_table(results: Results) -> str:
         rows.append([row["model"], *seconds, faster, peak, smaller, accuracy(results, row["case"])])
     heads = ["model", *(f"{name}, s" for name in COLUMNS.values()), "`tango` is faster than"]
     heads += ["its peak, MB", "smaller than", "accuracy"]
-    graph = f"Graph `{content['graph']['name']}` with {content['graph']['nodes']:,} nodes and "
-    graph += f"{content['graph']['edges']:,} edges, best of {content['epochs']} epochs; {where(content)}"
-    return f"{table(heads, rows)}\n\n{graph}"
+    return f"{table(heads, rows)}\n\n{epochs_of(content)}"
 
 
 def against(measured: dict[str, dict[str, Any]], key: str) -> str:

@@ -22,9 +22,9 @@ import gossamer as gs
 
 
 def run(
-    dataset: str, cases: dict[str, str], recipes: list[str], epochs: int, rounds: int, threads: int
+    dataset: str, cases: dict[str, str], recipes: list[str], epochs: int, rounds: int, threads: int, baselines: bool
 ) -> dict[str, Any]:
-    in_turn = {case: train_cases.variants(case, recipes) for case in cases}
+    in_turn = {case: train_cases.variants(case, recipes, baselines) for case in cases}
     jobs = [(case, variant) for case in cases for _ in range(rounds) for variant in in_turn[case]]
     found: dict[str, dict[str, dict[str, Any]]] = {case: {} for case in cases}
     with Progress() as progress:
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="comma-separated models, e.g. gcn,gat")
     parser.add_argument("--recipes", default="float32,exact-int2", help="comma-separated names")
+    parser.add_argument("--no-baselines", action="store_true", help="recipes alone: more rounds in the same time")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/train-GRAPH.json")
     args = parser.parse_args()
     cases = train_cases.SMALL if gs.datasets.load(args.graph).num_nodes < 10000 else train_cases.LARGE
@@ -67,7 +68,7 @@ def main() -> None:
         parser.error(f"--only names no model: {sorted(unknown)}; models: {list(cases)}")
     require_green(["layers", "test_pyg.py", "test_measure.py"])
     chosen, recipes = {c: cases[c] for c in only or cases}, args.recipes.split(",")
-    content = run(args.graph, chosen, recipes, args.epochs, args.rounds, args.threads)
+    content = run(args.graph, chosen, recipes, args.epochs, args.rounds, args.threads, not args.no_baselines)
     out = args.out or RESULTS / f"train-{args.graph}.json"
     write_json(out, content)
     print(tables.train_table(content))

@@ -59,8 +59,8 @@ def make(case: str, data: Any, small: bool) -> nn.Module:
     return models.build(kind, data, layers=3, width=256, norm="layer" if norm else "batch", heads=4)
 
 
-def variants(case: str, recipes: list[str]) -> list[str]:
-    return [EDGE_INDEX, *([] if case == "gat" else [CSR]), *recipes]
+def variants(case: str, recipes: list[str], baselines: bool = True) -> list[str]:
+    return [*([EDGE_INDEX] if baselines else []), *([CSR] if baselines and case != "gat" else []), *recipes]
 
 
 def measure_epochs(dataset: str, case: str, variant_name: str, epochs: int, threads: int) -> dict[str, Any]:

@@ -99,6 +99,19 @@ def test_summary_of_int8(tables: ModuleType, tmp_path: Path) -> None:
     assert facts.startswith("Graph `made-up` with 1,000 nodes and 20,000 edges, best of 6 epochs; abacus, 2 threads")
 
 
+def test_epochs_in_few_bits(tables: ModuleType, tmp_path: Path) -> None:
+    """A run without `exact-int2` has no rows; ratios of times have two places, as they are near 1."""
+    few = {"exact-int2": (1.04, 4e8)}
+    write(tmp_path, "train-int8", trained(gcn=PYG | OURS))
+    write(tmp_path, "train-int8-avx2", trained(gcn=PYG | OURS | few, gat={"pyg-edge-index": (12.0, 6e9)} | OURS | few))
+    _, _, gcn, gat, *facts = (line for line in tables.table("train-activations").splitlines() if line)
+    smaller = "PyG `edge_index` **15.0x**, PyG CSR **5.0x**, `float32` **2.5x**"
+    assert cells(gcn) == ["GCN", "beads", "1.00", "1.04", "1.04", "200", "400", smaller]
+    assert cells(gat)[-1] == "PyG `edge_index` **15.0x**, `float32` **2.5x**" and len(facts) == 2
+    write(tmp_path, "train-few-bits", trained(gcn={"float32": (1.0, 1e9), "exact-int2": (0.956, 4e8)}))
+    assert cells(tables.table("train-few-bits").splitlines()[2]) == ["GCN", "1.00", "0.96", "0.96"]
+
+
 def test_accuracy_of_int8(tables: ModuleType, tmp_path: Path) -> None:
     """Differences are of pairs, with their standard error; a run that is still to come is a dash."""
     write(tmp_path, "accuracy-int8", ACCURACIES)
