@@ -72,7 +72,7 @@ def test_rows_decoded_from_exact_codes_are_the_result(over, act, p):
 def test_products_are_sums_over_tiles_of_rows(over, isa, monkeypatch):
     if kernels.native:
         monkeypatch.setattr("gossamer.kernels.cpu_chain.TILE_ELEMENTS", 1000)
-    for args, _, _, k, _, result in chains(over):  # of one product nothing is asked for
+    for args, _, _, k, _, result in chains(over):  # the second product has no outputs
         douts = [rand(k.rows, 5), rand(k.rows, 0), rand(k.rows, 3, seed=1)]
         rows = kept_rows(*k, *args[1:3], result)
         for dout, got in zip(douts, kept_products(douts, *k, *args[1:3], result), strict=True):

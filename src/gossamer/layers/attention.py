@@ -182,7 +182,7 @@ def own_terms(
     return known_product(x, weight_of_terms(lin.weight, *atts), value, plan).split(atts[0].size(1), dim=1)
 
 
-def kept_products_of_chain(module: Any, pending: Pending, edge_index: Any) -> tuple[Tensor, ...] | None:
+def float_products_of_chain(module: Any, pending: Pending, edge_index: Any) -> tuple[Tensor, ...] | None:
     """A chain's result x through GAT's projection, through v of `own_terms`, and through its residual.
 
     None, with the chain still to run, where that cannot be, or where the rows are to be rounded.

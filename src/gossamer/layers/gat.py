@@ -42,10 +42,10 @@ from .attention import (
     early_bias,
     few_bits,
     finish,
+    float_products_of_chain,
     head_dots,
     in_int8,
     is_bare,
-    kept_products_of_chain,
     own_terms,
     products_of_chain,
     projected,
@@ -86,7 +86,7 @@ class GATConv(pyg.GATConv):
         made = products_of_chain(self, pending, edge_index, [*lins, *([] if self.res is None else [self.res])])
         terms = None
         if made is None:
-            made = kept_products_of_chain(self, pending, edge_index)
+            made = float_products_of_chain(self, pending, edge_index)
             if made is None:
                 return self(pending.run(), edge_index, edge_attr)
             terms = made[1].split(self.heads, dim=1)
