@@ -8,7 +8,7 @@ CPP := $(filter %.h %.cpp,$(NATIVE))
 
 DATASET ?= digits
 
-.PHONY: compare test bench readme lint format sanitize wheel clean
+.PHONY: compare test bench readme lint format sanitize emulate wheel clean
 
 # The main job. What compare/$(DATASET) has already is shown again; remove that folder to measure anew.
 compare: $(VENV)/installed
@@ -44,15 +44,26 @@ format: $(VENV)/installed
 # The kernel tests and the fuzzer on a build with the address and undefined-behaviour sanitizers. The pool is off, so
 # that every tensor is a malloc of its own with poisoned surroundings; leaks are Python's business.
 sanitize: $(VENV)/installed
-	rm -rf build/sanitize && mkdir -p build/sanitize
-	$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir build/sanitize \
-	    -C build-dir=build/sanitize-cmake -C cmake.build-type=Debug -C cmake.define.GOSSAMER_SANITIZE=ON .
-	cd build/sanitize && ../../$(BIN)/python -m zipfile -e *.whl .
+	$(call build_native,sanitize,-C cmake.build-type=Debug -C cmake.define.GOSSAMER_SANITIZE=ON)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 GOSSAMER_POOL_BYTES=0 PYTHONMALLOC=malloc \
-	    GOSSAMER_TEST_NATIVE=build/sanitize/gossamer PYTHONPATH=tests/plugins \
-	    $(BIN)/python -m pytest -q -s -p native_from -p no:cacheprovider \
+	    $(call test_native,sanitize) -s \
 	    tests/ops tests/codecs tests/test_graph.py tests/test_graph_build.py --ignore tests/ops/test_compile.py
+
+# The AVX-512 kernels on a processor that has AVX2 alone: every intrinsic a loop over its lanes (csrc/emulate_avx512.h).
+emulate: $(VENV)/installed
+	$(call build_native,emulate,-C cmake.define.GOSSAMER_EMULATE=ON)
+	$(call test_native,emulate) -k avx512 tests/ops tests/codecs
+	$(call test_native,emulate) tests/compute tests/layers tests/activations
+
+# Another build of the native module in build/$(1), and pytest on it.
+define build_native
+	rm -rf build/$(1) && mkdir -p build/$(1)
+	$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir build/$(1) -C build-dir=build/$(1)-cmake $(2) .
+	cd build/$(1) && ../../$(BIN)/python -m zipfile -e *.whl .
+endef
+test_native = GOSSAMER_TEST_NATIVE=build/$(1)/gossamer PYTHONPATH=tests/plugins \
+	    $(BIN)/python -m pytest -q -p native_from -p no:cacheprovider
 
 wheel: $(VENV)/installed
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

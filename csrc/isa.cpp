@@ -21,9 +21,13 @@ bool supported(int level) {
 #if defined(GOSSAMER_X86)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if defined(GOSSAMER_EMULATED)  // AVX-512 as loops over lanes
+  const bool avx512 = avx2, vnni = avx2;
+#else
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+#endif
   const bool has[kLevels] = {true, avx2, avx512, vnni};
   return has[level];
 #else

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#if defined(__AVX2__)
+#if defined(GOSSAMER_EMULATE)
+#include "emulate_avx512.h"
+#elif defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
