@@ -191,4 +191,11 @@ struct WeightGrad {
   int64_t outs;
 };
 
+// One product of a chain's rows on its way back: g [rows, outs], weight and dw [outs, in].
+struct ProductGrad {
+  const float *g, *weight;
+  float* dw;
+  int64_t outs;
+};
+
 }  // namespace gossamer

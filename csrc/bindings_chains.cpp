@@ -108,13 +108,16 @@ void define_weight_grads(nb::module_& m) {
         return kernels().kept_weight_grad(k, {at<float>(weight), at<float>(bias), 0.0f}, result_kept, all.data(),
                                           int(all.size()), rows, in, threads);
       });
-  def(m, "norm_act_weight_grad",
+  def(m, "chain_products_backward",
       [](Address x, Address scale, Address shift, int act, float slope, double p, uint64_t seed, const Addresses& g,
-         const Addresses& partial, const Addresses& dw, const std::vector<int64_t>& outs, int64_t rows, int64_t in,
-         int threads) {
-        const std::vector<WeightGrad> all = wanted(g, partial, dw, outs);
-        return kernels().norm_act_weight_grad(at<float>(x), {at<float>(scale), at<float>(shift), nullptr, nullptr},
-                                              {act, slope, p, seed}, all.data(), int(all.size()), rows, in, threads);
+         const Addresses& weight, const Addresses& dw, const std::vector<int64_t>& outs, Address partial, Address dz,
+         int64_t rows, int64_t cols, int threads) {
+        std::vector<ProductGrad> all;
+        for (size_t k = 0; k < g.size(); ++k)
+          all.push_back({at<float>(g[k]), at<float>(weight[k]), at<float>(dw[k]), outs[k]});
+        return kernels().chain_products_backward(at<float>(x), {at<float>(scale), at<float>(shift), nullptr, nullptr},
+                                                 {act, slope, p, seed}, all.data(), int(all.size()), at<float>(partial),
+                                                 at<float>(dz), rows, cols, threads);
       });
 }
 

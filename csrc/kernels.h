@@ -65,8 +65,9 @@ struct Kernels {
   bool (*weight_grad)(const float* x, const WeightGrad*, int count, int64_t rows, int64_t in, int threads);
   bool (*kept_weight_grad)(KeptChain, RowAffine, bool result_kept, const WeightGrad*, int count, int64_t rows,
                            int64_t in, int threads);
-  bool (*norm_act_weight_grad)(const float* x, ColumnAffine, Pointwise, const WeightGrad*, int count, int64_t rows,
-                               int64_t in, int threads);
+  // ops/chain_products_backward.py; partial: grad_slabs(rows, all outs, padded, cols) of these sizes
+  bool (*chain_products_backward)(const float* x, ColumnAffine, Pointwise, const ProductGrad*, int count,
+                                  float* partial, float* dz, int64_t rows, int64_t cols, int threads);
   // ops/quantize_rows.py
   void (*quantize_rows)(const float* x, int8_t* codes, float* scale, int64_t rows, int64_t cols, Noise, int threads);
   void (*dequantize_rows)(const int8_t* codes, const float* scale, float* out, int64_t rows, int64_t cols, int threads);

@@ -58,6 +58,8 @@ namespace GOSSAMER_TARGET {
 
 #include "weight_grad-inl.h"
 
+#include "chain_products_backward-inl.h"
+
 #define GOSSAMER_STRING(name) #name
 #define GOSSAMER_NAME(name) GOSSAMER_STRING(name)
 
@@ -92,7 +94,7 @@ static const Kernels table = {
     chain_decode,
     weight_grad,
     kept_weight_grad,
-    norm_act_weight_grad,
+    chain_products_backward,
     quantize_rows,
     dequantize_rows,
     pack,

@@ -93,24 +93,3 @@ static bool kept_weight_grad(KeptChain k, RowAffine f, bool result_kept, const W
       },
       wanted, count, rows, in, threads);
 }
-
-// Of the result of norm, activation and dropout by columns (affine_forward), made again from x.
-static bool norm_act_weight_grad(const float* x, ColumnAffine f, Pointwise pw, const WeightGrad* wanted, int count,
-                                 int64_t rows, int64_t in, int threads) {
-  const Tail t = tail_of(pw);
-  bool enough = false;
-  by_act(pw.act, [&](auto tag) {
-    const auto rows_of = [&](int64_t first, int64_t n, float* scratch) {
-      for (int64_t r = 0; r < n; ++r)
-        for_vectors(in, [&](int64_t c, int64_t part) GOSSAMER_INLINED {
-          const int64_t at = (first + r) * in + c;
-          prefetch_rows(x + at, in, kRowsAhead);
-          const f32x16 z = affine16(f, load_part(x + at, part), c, part);
-          put_part(scratch + r * in + c, forward16<decltype(tag)::value>(z, t, at), part, false);
-        });
-      return scratch;
-    };
-    enough = weight_grads(rows_of, wanted, count, rows, in, threads);
-  });
-  return enough;
-}

@@ -108,7 +108,7 @@ def norm_act_backward(draw: Draw) -> list[Any]:
     return [floats(draw, *x.shape).to(x.dtype), x, weight, bias, *used, over, *rest]
 
 
-def norm_act_weight_grad(draw: Draw) -> list[Any]:
+def chain_products_backward(draw: Draw) -> list[Any]:
     """Not with a p near 1: the few that are kept are huge, and their sum is near the reference's on that scale."""
     x, weight, bias, mean, var, over, *rest, p, seed = norm_act(draw)
     columnwise = over in COLUMNWISE
@@ -116,7 +116,8 @@ def norm_act_weight_grad(draw: Draw) -> list[Any]:
     x, weight, bias, mean, var = widened(torch.float32, x, *([weight, bias, mean, var] if columnwise else [None] * 4))
     used = statistics(x, over) if mean is None else (mean, var)
     gs = [floats(draw, x.size(0), draw(COUNTS)) for _ in range(draw(st.integers(0, 2)))]
-    return [gs, x, weight, bias, *used, over, *rest, p if p == 1 else min(p, 0.9), seed]
+    weights = [floats(draw, g.size(1), x.size(1)) for g in gs]
+    return [gs, weights, x, weight, bias, *used, over, *rest, p if p == 1 else min(p, 0.9), seed]
 
 
 def chain_keep(draw: Draw, coded: bool | None = None) -> list[Any]:
@@ -172,7 +173,7 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "column_sums": column_sums,
     "norm_act": norm_act,
     "norm_act_backward": norm_act_backward,
-    "norm_act_weight_grad": norm_act_weight_grad,
+    "chain_products_backward": chain_products_backward,
     "chain_keep": chain_keep,
     "kept_rows": kept_rows,
     "kept_products": kept_products,

@@ -6,7 +6,7 @@ just this into the box in its backward (ops/norm_act_backward_rows.py), and hand
 expanded.
 
 If the product behind that chain is one in float32, as before a loss, it is made along with the chain, whose result is
-then neither written nor kept: dW makes it again from the chain's input (ops/norm_act_weight_grad.py).
+then neither written nor kept: backward makes it again from the chain's input (ops/chain_products_backward.py).
 
 Only containers know that a chain is the only reader: they take the box along (layers/chain.py). Should the gradient
 have met another one on its way nevertheless, the product finds something else than the stand-in and says so.
@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import ops
-from ..activations.linear import sum_of_products
 from ..activations.noise import refuse_twice
 from ..ops.kept_chain import is_smooth
 from ..ops.norm_act import Over
@@ -140,6 +139,8 @@ class _Chain(torch.autograd.Function):
 
 NO_CODES = (0, 1, True, None, None, 8)
 """Bits, block, metadata, levels, noise and slope bits of a chain that keeps marks alone."""
+NO_POINTWISE = (0, 0.0, 0.0, 0)
+"""Activation, slope, probability and seed of a norm alone."""
 
 
 class _ChainProducts(torch.autograd.Function):
@@ -164,13 +165,11 @@ class _ChainProducts(torch.autograd.Function):
         needs, params = ctx.needs_input_grad, []
         with torch.no_grad():
             douts = [dout.contiguous() for dout in grads[: ctx.count]]
-            wanted = [k for k in range(ctx.count) if needs[7 + 2 * k]]
-            made = ops.norm_act_weight_grad([douts[k] for k in wanted], *chain, *ctx.settings) if wanted else []
-            dweights = dict(zip(wanted, made, strict=True))
+            dweights, dz = ops.chain_products_backward(douts, weights, *chain, *ctx.settings)
             for k, dout in enumerate(douts):
-                params += [dweights.get(k), ops.column_sums(dout) if needs[8 + 2 * k] else None]
-            drows = sum_of_products(douts, weights)
-            dx, dweight, dbias = ctx.box.fill((drows, *chain), ctx.settings)
+                dw, db = needs[7 + 2 * k : 9 + 2 * k]
+                params += [dweights[k] if dw else None, ops.column_sums(dout) if db else None]
+            dx, dweight, dbias = ctx.box.fill((dz, *chain), (*ctx.settings[:2], *NO_POINTWISE))
         own = (dweight if needs[1] else None, dbias if needs[2] else None)
         return refuse_twice(dx, *own, *[None] * 4, *params)
 

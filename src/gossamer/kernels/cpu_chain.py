@@ -190,17 +190,23 @@ def _kept_products(douts: list[Tensor], *args: Any) -> list[Tensor]:
     return wanted.dws
 
 
-def _norm_act_weight_grad(
-    gs: list[Tensor], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
-    over: int, eps: float, act: int, slope: float, p: float, seed: int,
-) -> list[Tensor]:  # fmt: skip
-    if x.numel() == 0 or not gs:
-        return [g.new_zeros(g.size(1), x.size(1)) for g in gs]
-    x, wanted = x.contiguous(), WeightGrads(gs, *x.shape)
+def _chain_products_backward(
+    gs: list[Tensor], weights: list[Tensor], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor,
+    var: Tensor, over: int, eps: float, act: int, slope: float, p: float, seed: int,
+) -> tuple[list[Tensor], Tensor]:  # fmt: skip
+    (rows, columns), dz = x.shape, memory.empty(x.shape, F32)
+    dws = [memory.empty([g.size(1), columns], F32) for g in gs]
+    some = [k for k, g in enumerate(gs) if g.numel()]  # kernels get no empty tensors
+    if x.numel() == 0 or not some:
+        return [dw.zero_() for dw in dws], dz.zero_()
+    x, gs, weights = x.contiguous(), [g.contiguous() for g in gs], [w.contiguous() for w in weights]
     scale, shift, _, _ = column_affine(x, weight, bias, mean, var, over, eps)
-    given = (at(x), at(scale), at(shift), act, slope, p, seed & MASK64)
-    _enough(native.norm_act_weight_grad(*given, *wanted.arguments, *x.shape, num_threads()))
-    return wanted.dws
+    outs = -(-sum(gs[k].size(1) for k in some) // 16) * 16
+    partial = memory.empty([native.grad_slabs(rows, outs, columns), columns, outs], F32)
+    products = ([at(tensors[k]) for k in some] for tensors in (gs, weights, dws))
+    given = (at(x), at(scale), at(shift), act, slope, p, seed & MASK64, *products, [gs[k].size(1) for k in some])
+    _enough(native.chain_products_backward(*given, at(partial), at(dz), rows, columns, num_threads()))
+    return dws, dz
 
 
 def _kept_codes(*args: Any) -> tuple[Tensor, Tensor]:
@@ -243,7 +249,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "chain_keep_rows": _chain_keep_rows,
     "kept_rows": _kept_rows,
     "kept_products": _kept_products,
-    "norm_act_weight_grad": _norm_act_weight_grad,
+    "chain_products_backward": _chain_products_backward,
     "kept_codes": _kept_codes,
     "chain_backward": _chain_backward,
 }

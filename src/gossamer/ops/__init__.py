@@ -8,6 +8,7 @@ from ._library import NATIVE, OPS
 from .attention import gat_attention
 from .chain_backward import chain_backward_op as chain_backward
 from .chain_keep import chain_keep_op as chain_keep
+from .chain_products_backward import chain_products_backward
 from .csr import coo_to_csr, transpose_csr
 from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
@@ -22,7 +23,6 @@ from .kept_chain import kept_products, kept_rows
 from .linear import column_sums, linear
 from .norm_act import norm_act_op as norm_act
 from .norm_act_backward_rows import norm_act_backward_rows
-from .norm_act_weight_grad import norm_act_weight_grad
 from .pack import pack
 from .pack_fixed import pack_fixed, unpack_fixed
 from .quantize_rows import dequantize_rows, quantize_rows
@@ -41,6 +41,7 @@ __all__ = [
     "chain_backward",
     "chain_keep",
     "chain_keep_rows",
+    "chain_products_backward",
     "chain_rows",
     "column_sums",
     "coo_to_csr",
@@ -71,7 +72,6 @@ __all__ = [
     "masked_scale",
     "norm_act",
     "norm_act_backward_rows",
-    "norm_act_weight_grad",
     "pack",
     "pack_fixed",
     "quantize_rows",
