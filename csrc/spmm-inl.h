@@ -111,7 +111,8 @@ static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row
                      Out* out, int64_t cols, int64_t begin, int64_t end, bool streaming) {
   const float dst_scale = w.dst_scale ? w.dst_scale[i] : 1.0f;
   const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst], streaming, dst_scale};
-  const float root = end_of_row.own_scale ? end_of_row.root * end_of_row.own_scale[i] : end_of_row.root;
+  float root = end_of_row.root;
+  if (root != 0 && end_of_row.own_scale) root *= end_of_row.own_scale[i];  // a destination need not be a source
   const auto add = [&](int64_t c) {
     return RowAdd<In>{end_of_row.bias ? end_of_row.bias + c : nullptr,
                       end_of_row.root != 0 ? x + i * cols + c : nullptr, root,

@@ -103,6 +103,8 @@ def _spmm_rows(
 
 
 def _quantize_times(x: Tensor, factor: Tensor | None, seed: int | None) -> Rows:
+    if x.numel() == 0:
+        return OPS["quantize_times"].reference(x, factor, seed)
     x, factor = contiguous(x, factor)
     codes, scale = empty_rows(*x.shape)
     enough(native.quantize_times(at(x), at(codes), at(scale), at(factor), *noise(seed), 0, *x.shape, num_threads()))
