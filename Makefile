@@ -15,7 +15,7 @@ compare: $(VENV)/installed
 	$(BIN)/gossamer compare $(DATASET) --out compare/$(DATASET) --resume
 
 # Some tests beside all others: each test runs on one thread, so that two cores are put to use.
-BESIDE := tests/ops tests/compute tests/layers
+BESIDE := tests/ops tests/compute tests/layers tests/activations
 BESIDE_LOG := $(VENV)/test-beside.log
 test: $(VENV)/installed lint
 	@echo "$(BIN)/pytest $(BESIDE) > $(BESIDE_LOG) &"
