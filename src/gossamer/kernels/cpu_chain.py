@@ -211,6 +211,8 @@ def _chain_products_backward(
 
 def _kept_codes(*args: Any) -> tuple[Tensor, Tensor]:
     k = _contiguous_kept(args)
+    if k.rows * k.columns == 0:
+        return OPS["kept_codes"].reference(*args)
     run, to = _decoder(k, *args[15:]), _RowsTo(k.rows, k.columns, None)
     for start, _, tile in _run_tiles(k.rows, k.columns, 1, run):
         to.write(start, tile)
