@@ -65,7 +65,7 @@ struct Kernels {
   bool (*weight_grad)(const float* x, const WeightGrad*, int count, int64_t rows, int64_t in, int threads);
   bool (*kept_weight_grad)(KeptChain, RowAffine, bool result_kept, const WeightGrad*, int count, int64_t rows,
                            int64_t in, int threads);
-  // ops/chain_products_backward.py; partial: grad_slabs(rows, all outs, padded, cols) of these sizes
+  // ops/chain_products_backward.py; partial: [grad_slabs, cols, outs of all products, filled up to whole vectors]
   bool (*chain_products_backward)(const float* x, ColumnAffine, Pointwise, const ProductGrad*, int count,
                                   float* partial, float* dz, int64_t rows, int64_t cols, int threads);
   // ops/quantize_rows.py
