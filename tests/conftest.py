@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from gossamer import kernels
+from gossamer import native
 from gossamer.measuring.machine import WITHOUT_AMX, amx_is_broken
 
 if amx_is_broken():  # torch's own products would end the process
@@ -35,13 +35,13 @@ def _one_thread(request: pytest.FixtureRequest):
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=kernels.available_isas() or [kernels.REFERENCE])
+@pytest.fixture(params=native.available_isas() or [native.REFERENCE])
 def isa(request: pytest.FixtureRequest):
     """Runs the test once per instruction set that this processor has."""
-    if request.param == kernels.REFERENCE:
+    if request.param == native.REFERENCE:
         yield request.param
         return
-    with kernels.using_isa(request.param):
+    with native.using_isa(request.param):
         yield request.param
 
 

@@ -10,10 +10,10 @@ import threading
 import pytest
 import torch
 
-from gossamer import kernels, memory
+from gossamer import memory, native
 from gossamer.ops import random_bits
 
-pytestmark = pytest.mark.skipif(kernels.native is None, reason="the pool is part of the native module")
+pytestmark = pytest.mark.skipif(native.library is None, reason="the pool is part of the native module")
 
 MB = 2**20
 HUGE_PAGE = 2 * MB  # buffers are whole ones

@@ -1,6 +1,7 @@
 """Gossamer: graph neural networks that weigh next to nothing."""
 
-from . import codecs, datasets, kernels, measure, memory, ops, report
+from . import backends, codecs, datasets, measure, memory, ops, report
+from . import native as kernels
 from .activations import compressed_activations
 from .checkpoint import BadCheckpoint
 from .codecs import Blockwise, Codec, Codes, Projected, RowInt8, Uniform
@@ -11,10 +12,7 @@ from .pyg import NothingToLighten, lighten_, restore_
 from .recipe import Exact, Float32, Int8, Keep, Published, Recipe, UnknownRecipe, recipes
 from .train import TrainingDiverged, train
 
-if kernels.native:
-    from .kernels import cpu
-
-    cpu.bind()
+backends.bind()
 
 __version__ = "0.1.0"
 

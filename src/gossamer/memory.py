@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch.utils import deterministic
 
-from .kernels import native
+from .native import library
 
 SMALLEST_POOLED_BYTES = 2**20  # below, malloc reuses pages by itself
 LARGEST_POOLED_BYTES = 2**47  # above, no machine has as much: torch.empty says so
@@ -65,22 +65,22 @@ def set_limit(num_bytes: int) -> None:
     global _limit
     if num_bytes < 0:
         raise ValueError(f"`num_bytes` must not be negative; 0 switches the pool off (got {num_bytes})")
-    _limit = min(num_bytes, 2**62) if native else 0
-    if native:
-        native.pool_limit(_limit)
+    _limit = min(num_bytes, 2**62) if library else 0
+    if library:
+        library.pool_limit(_limit)
 
 
 def trim() -> None:
     """Give every free buffer back to the system; the limit stays."""
-    if native:
-        native.pool_limit(0)
-        native.pool_limit(_limit)
+    if library:
+        library.pool_limit(0)
+        library.pool_limit(_limit)
 
 
 def leave_room(num_bytes: int) -> None:
     """Give free buffers back until torch can take so many bytes without more in all than the pool once had in use."""
-    if native:
-        native.pool_leave_room(min(num_bytes, 2**62))
+    if library:
+        library.pool_leave_room(min(num_bytes, 2**62))
 
 
 @contextlib.contextmanager
@@ -100,10 +100,10 @@ def use_huge_pages(tensor: torch.Tensor) -> bool:
     Neighbour sums read rows all over memory, and with pages of 4 kB most reads miss the processor's page table cache.
     The tensor stays where it is and nothing about it changes; copying its pages costs one pass, once.
     """
-    if native is None or tensor.device.type != "cpu":
+    if library is None or tensor.device.type != "cpu":
         return False
     storage = tensor.untyped_storage()
-    return bool(native.use_huge_pages(storage.data_ptr(), storage.nbytes()))
+    return bool(library.use_huge_pages(storage.data_ptr(), storage.nbytes()))
 
 
 def trim_heap() -> None:
@@ -123,9 +123,9 @@ def _libc() -> ctypes.CDLL | None:
 
 def stats() -> dict[str, int]:
     """Bytes in use and free, the limit, and how often a request found a buffer (`hits`) or not (`misses`)."""
-    if native is None:
+    if library is None:
         return {"limit_bytes": 0, "free_bytes": 0, "used_bytes": 0, "hits": 0, "misses": 0}
-    return dict(native.pool_stats())
+    return dict(library.pool_stats())
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -135,8 +135,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         num_bytes *= extent
     if not SMALLEST_POOLED_BYTES <= num_bytes < LARGEST_POOLED_BYTES or not _limit or _switched_off:
         return torch.empty(shape, dtype=dtype)
-    assert native is not None  # a limit is only set with the native module
-    out = torch.from_dlpack(native.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8))
+    assert library is not None  # a limit is only set with the native module
+    out = torch.from_dlpack(library.pool_tensor(list(shape), _DLPACK_CODE[dtype], dtype.itemsize * 8))
     if torch.are_deterministic_algorithms_enabled() and getattr(deterministic, "fill_uninitialized_memory", False):
         out.fill_(float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max)  # as torch.empty does then
     return out

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import kernels, measure
+from gossamer import measure, native
 
 ARXIV = 169_343  # nodes
 NODES, WIDTH, CLASSES = 1_693, 128, 40
@@ -194,7 +194,7 @@ class HandWritten(nn.Module):
         return self.second(functional.dropout(x, 0.5, self.training), edge_index)
 
 
-@pytest.mark.skipif(kernels.native is None, reason="without kernels dropout is torch's own, which keeps a mask")
+@pytest.mark.skipif(native.library is None, reason="without kernels dropout is torch's own, which keeps a mask")
 def test_a_forward_by_hand_shares_too():
     """Separate calls; dropout of data, the first layer and the last keep nothing of their own."""
     assert packed(kept_by(HandWritten(), "exact-int2")) == shared_bytes(NODES, 2, hidden=1)

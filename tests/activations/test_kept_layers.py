@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import kernels, measure, ops
+from gossamer import measure, native, ops
 from gossamer.activations import stash
 from gossamer.layers import rules
 
@@ -30,8 +30,8 @@ def _small(monkeypatch):
     """Small tensors take fused ops, as large ones do; waking threads for them would not pay."""
     monkeypatch.setattr(rules, "LEAST_PASS", 1)
     monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    if kernels.native is None:  # the references of the fused ops, which layers would not use
-        monkeypatch.setattr(rules, "kernels", SimpleNamespace(native="references"))
+    if native.library is None:  # the references of the fused ops, which layers would not use
+        monkeypatch.setattr(rules, "native", SimpleNamespace(library="references"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -149,7 +149,7 @@ def test_outputs_are_those_of_float32(name, recipe):
         assert_near(a, b)
 
 
-@pytest.mark.skipif(kernels.native is None, reason="without kernels float32 is torch's own")
+@pytest.mark.skipif(native.library is None, reason="without kernels float32 is torch's own")
 @pytest.mark.parametrize("nodes", [600, 8200])
 @pytest.mark.parametrize("kind", ["gcn", "gcn, layer norm", "sage"])
 def test_outputs_at_the_sizes_where_float32_is_fused_and_where_not(kind, nodes, monkeypatch):

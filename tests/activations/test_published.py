@@ -12,7 +12,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import kernels, measure
+from gossamer import measure, native
 from gossamer.activations.plan import plan_of
 from gossamer.layers import rules
 
@@ -26,8 +26,8 @@ def _small(monkeypatch):
     """Small tensors take fused ops, as large ones do; waking threads for them would not pay."""
     monkeypatch.setattr(rules, "LEAST_PASS", 1)
     monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    if kernels.native is None:  # the references of the fused ops, which layers would not use
-        monkeypatch.setattr(rules, "kernels", SimpleNamespace(native="references"))
+    if native.library is None:  # the references of the fused ops, which layers would not use
+        monkeypatch.setattr(rules, "native", SimpleNamespace(library="references"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)

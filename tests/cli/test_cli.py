@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gossamer import kernels, ops
+from gossamer import native, ops
 from gossamer.cli import app
 from gossamer.cli.doctor import advice, examine
 from gossamer.measuring import machine
@@ -26,15 +26,15 @@ def run(*arguments: str) -> str:
 def test_doctor_names_every_op_and_what_it_runs_on() -> None:
     report = json.loads(run("doctor", "--json"))
     assert report["ops"].keys() == ops.OPS.keys()
-    assert set(report["ops"].values()) <= {kernels.isa(), kernels.REFERENCE}
-    assert report["isa"]["in_use"] == kernels.isa()
+    assert set(report["ops"].values()) <= {native.isa(), native.REFERENCE}
+    assert report["isa"]["in_use"] == native.isa()
     assert report["versions"]["torch"].startswith("2.")
     assert report["cpu"]["threads"] >= 1
 
 
 def test_doctor_prints_tables() -> None:
     text = run("doctor")
-    for word in ("processor", "instruction set", kernels.isa(), "spmm_int8", "OpenMP", "local data"):
+    for word in ("processor", "instruction set", native.isa(), "spmm_int8", "OpenMP", "local data"):
         assert word in text
 
 

@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import kernels, measure
+from gossamer import measure, native
 from gossamer.compute import box as boxes
 from gossamer.layers import rules
 
 NEAREST = gs.Recipe(compute=gs.Int8(gradients="nearest"))
 PRODUCTS = {"GCN": 1, "GraphSAGE": 2, "GIN": 1, "GAT": 2, "MLP": 1, "Sequential": 1}
 """Of each model's last chain: GAT's has one for the terms of its logits."""
-pytestmark = pytest.mark.skipif(kernels.native is None, reason="containers fuse chains only with kernels")
+pytestmark = pytest.mark.skipif(native.library is None, reason="containers fuse chains only with kernels")
 
 
 @pytest.fixture(autouse=True)

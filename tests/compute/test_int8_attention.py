@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import kernels, measure, ops
+from gossamer import measure, native, ops
 from gossamer.compute import rows
 from gossamer.compute.attention import Setting, gat_sum
 from gossamer.compute.gatv2 import gatv2_sum
@@ -460,8 +460,8 @@ def in_chains(monkeypatch):
     """Small tensors take fused ops; counts the chains that are made as int8 rows."""
     monkeypatch.setattr(rules, "LEAST_PASS", 1)
     monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    if kernels.native is None:  # the references of the fused ops, which layers would not use
-        monkeypatch.setattr(rules, "kernels", SimpleNamespace(native="references"))
+    if native.library is None:  # the references of the fused ops, which layers would not use
+        monkeypatch.setattr(rules, "native", SimpleNamespace(library="references"))
     made, in_int8 = [], chain.Pending.in_int8
     monkeypatch.setattr(chain.Pending, "in_int8", lambda *args: made.append(args[1]) or in_int8(*args))
     return made

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import kernels, measure, ops
+from gossamer import measure, native, ops
 from gossamer.activations import noise
 from gossamer.compute.box import Box
 from gossamer.compute.plan import Int8
@@ -496,7 +496,7 @@ def test_copies_and_pickles_after_a_step():
 @pytest.fixture
 def fused(monkeypatch):
     """Small tensors take fused ops."""
-    if kernels.native is None:
+    if native.library is None:
         pytest.skip("containers fuse chains only with kernels")
     monkeypatch.setattr(rules, "LEAST_PASS", 1)
     monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
@@ -560,7 +560,7 @@ def test_a_listener_gets_the_chains_result(fused):
     assert heard == [(NODES, HEADS * WIDTH)] and calls.names.count("int8_linear_heads") == 1
 
 
-@pytest.mark.skipif(kernels.native is None, reason="torch orders a sum by its threads")
+@pytest.mark.skipif(native.library is None, reason="torch orders a sum by its threads")
 def test_the_same_bits_by_any_number_of_threads():
     """Three steps of a container, at a size where threads share the work."""
     graph = random_graph(3000, 3000, 20000)

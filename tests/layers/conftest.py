@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gossamer as gs
-from gossamer import kernels
+from gossamer import native
 from gossamer.layers import rules
 
 UNIT = 2.0**-24  # half the distance between 1 and the next float32: what one rounding may cost, relatively
@@ -38,8 +38,8 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> None:
 def _fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "LEAST_PASS", 1)
     monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    if kernels.native is None:  # the references of the fused ops, which layers would not use
-        monkeypatch.setattr(rules, "kernels", SimpleNamespace(native="references"))
+    if native.library is None:  # the references of the fused ops, which layers would not use
+        monkeypatch.setattr(rules, "native", SimpleNamespace(library="references"))
 
 
 def _as(value, dtype):

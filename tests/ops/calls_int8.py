@@ -14,7 +14,7 @@ from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.norm_act import Over
 
 from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, integers, maybe, structure, weights
-from .calls_layers import SLOPES, chain_keep, kept_rows
+from .calls_layers import SLOPES, chain_keep, kept_codes
 
 
 def codes(draw: Draw, rows: int, columns: int) -> Tensor:
@@ -176,7 +176,7 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "quantize_times": quantize_times,
     "chain_rows": chain_rows,
     "chain_keep_rows": chain_keep_rows,
-    "kept_codes": kept_rows,
+    "kept_codes": kept_codes,
     "norm_act_backward_rows": norm_act_backward_rows,
     "int8_grad": int8_grad,
     "int8_grad_exact": int8_grad_exact,

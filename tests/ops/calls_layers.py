@@ -145,13 +145,13 @@ def kept_chain(draw: Draw) -> tuple[list[Any], Kept, Tensor]:
     return args, kept, own_var if args[4] is None else args[4]
 
 
-def kept_rows(draw: Draw) -> list[Any]:
+def kept_codes(draw: Draw) -> list[Any]:
     (_, weight, bias, *_), kept, _ = kept_chain(draw)
     return [*kept, weight, bias, draw(st.booleans())]
 
 
 def kept_products(draw: Draw) -> list[Any]:
-    args = kept_rows(draw)
+    args = kept_codes(draw)
     return [[floats(draw, args[5], draw(COUNTS)) for _ in range(draw(st.integers(0, 2)))], *args]
 
 
@@ -175,7 +175,6 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "norm_act_backward": norm_act_backward,
     "chain_products_backward": chain_products_backward,
     "chain_keep": chain_keep,
-    "kept_rows": kept_rows,
     "kept_products": kept_products,
     "chain_backward": chain_backward,
 }

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer import kernels
+from gossamer import native
 
 UNIT = 2.0**-24  # half the distance between 1 and the next float32: what one rounding may cost, relatively
 
@@ -41,15 +41,15 @@ def same_bits(actual: Any, expected: Any) -> bool:
 
 def same_sums(actual: Any, expected: Any) -> bool:
     """`same_bits` of kernels; only near without them, since torch orders a sum by its strides and threads."""
-    if kernels.native:
+    if native.library:
         return same_bits(actual, expected)
     pairs = zip(tensors_of(actual), tensors_of(expected), strict=True)
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in pairs)
 
 
 def using(isa: str) -> contextlib.AbstractContextManager[None]:
-    """`kernels.using_isa`, and nothing where there are no kernels."""
-    return kernels.using_isa(isa) if kernels.native else contextlib.nullcontext()
+    """`native.using_isa`, and nothing where there are no kernels."""
+    return native.using_isa(isa) if native.library else contextlib.nullcontext()
 
 
 def on_baseline(run: Callable[[], Any]) -> Any:

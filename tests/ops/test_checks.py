@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer import Graph, kernels
+from gossamer import Graph, native
 from gossamer.ops import OPS, _checks, spmm
 
 from .test_spmm import NO_TRANSPOSE, rand
@@ -105,8 +105,8 @@ def test_both_checks_of_rows_agree(monkeypatch):
     nnz = 3
     good = [[0, 3], [0, 0, 3, 3], [0, 1, 2, 3]]
     bad = [[0, 2], [1, 3], [0, 4, 3], [0, 3, 2, 3], [0, -1, 3], [3], [0, 2**63 - 1, -2, 3], [0, -(2**63), 3]]
-    for checker in (kernels.native, None):
-        monkeypatch.setattr(_checks, "native", checker)
+    for checker in (native.library, None):
+        monkeypatch.setattr(_checks, "library", checker)
         for rowptr in good:
             _checks.rowptr_of(torch.tensor(rowptr), nnz)
         for rowptr in bad:

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer import kernels
+from gossamer import native
 from gossamer.ops import OPS
 
 from . import calls, calls_int8, calls_layers
 from .calls import DTYPES, Draw
 from .compare import same, tensors_of, using
 
-ISAS = kernels.available_isas() or [kernels.REFERENCE]
+ISAS = native.available_isas() or [native.REFERENCE]
 CALLS = calls.CALLS | calls_layers.CALLS | calls_int8.CALLS
 EXTREMES = (-(2**63), -(2**31), -1, 2**31 - 1, 2**31, 2**62)
 

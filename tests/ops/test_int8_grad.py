@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer import kernels
+from gossamer import native
 from gossamer.ops import OPS, int8_grad, quantize_rows
 from gossamer.ops.int8_grad import CHUNK
 from gossamer.ops.quantize_rows import CODE_MAX
@@ -20,7 +20,7 @@ from .test_spmm_int8 import codes_of
 
 ROWS = (1, 511, 512, 513, 5000)
 WIDTHS = (1, 7, 16, 64, 100, 256)  # of columns and of outputs
-needs_native = pytest.mark.skipif(kernels.native is None, reason="the native module is not in use")
+needs_native = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
 
 
 def operands(rows, columns, outputs):
@@ -68,8 +68,8 @@ def test_few_slabs_of_large_gradients():
 def assert_slabs(rows, columns, outputs):
     """The same numbers in another order: each of the chunks' sums rounds once more, or less."""
     args = next(operands(rows, columns, outputs))
-    if kernels.native:
-        assert kernels.native.grad_slabs(rows, outputs, columns) < -(-rows // CHUNK)
+    if native.library:
+        assert native.library.grad_slabs(rows, outputs, columns) < -(-rows // CHUNK)
     got, want = int8_grad(*args, 7), OPS["int8_grad"].reference(*args, 7)
     g, _, codes, scale = args
     most = exact(g.abs(), None, codes.abs(), scale)
@@ -142,14 +142,14 @@ def test_same_bits_for_every_instruction_set_and_thread_count(isa, threads):
 @needs_native
 def test_slabs_are_a_function_of_the_sizes():
     """Each has a matrix of sums: few of large ones, never more than chunks, and enough for many threads."""
-    native = kernels.native
-    assert native.GRAD_CHUNK == CHUNK
+    library = native.library
+    assert library.GRAD_CHUNK == CHUNK
     for rows in (1, 512, 513, 5000, 10**7):
         for outputs, columns in ((1, 1), (256, 256), (1000, 1100), (10**4, 10**4)):
-            slabs, chunks = native.grad_slabs(rows, outputs, columns), -(-rows // CHUNK)
+            slabs, chunks = library.grad_slabs(rows, outputs, columns), -(-rows // CHUNK)
             assert min(8, chunks) <= slabs <= min(64, chunks)
             assert slabs <= 8 or slabs * outputs * columns <= 2**23
-    assert native.grad_slabs(10**7, 16, 16) == 64 and native.grad_slabs(10**7, 512, 1024) == 15
+    assert library.grad_slabs(10**7, 16, 16) == 64 and library.grad_slabs(10**7, 512, 1024) == 15
 
 
 # Noise ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer import kernels
+from gossamer import native
 from gossamer.ops import OPS, int8_linear, int8_linear_plus, int8_linear_two
 from gossamer.ops.int8_linear import MAX_COLUMNS
 
@@ -95,7 +95,7 @@ def assert_plus(product, left, right):
     allowed = 2 * (left.size(1) + 2) * UNIT * (size + alone.abs())
     for want in (alone + left @ right, OPS["int8_linear_plus"].reference(*product, left, right)):
         assert got.shape == want.shape and ((got - want).abs() <= allowed).all()
-    if kernels.native:
+    if native.library:
         assert same(got, int8_linear(*product, None, sum(terms.unbind(1), torch.zeros_like(size))))
 
 
@@ -126,7 +126,7 @@ def test_plus_rows_too_many_for_the_caches(isa):
 def test_same_bits_with_outer_products_for_every_thread_count(isa, threads):
     *product, _ = operands(300, 130, 70)
     left, right = factors_of(300, 70, 9)
-    if kernels.native:
+    if native.library:
         got = int8_linear_plus(*product, left, right)
         assert same_bits(got, on_baseline(lambda: int8_linear_plus(*product, left, right)))
 

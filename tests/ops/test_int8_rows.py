@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer import kernels
+from gossamer import native
 from gossamer.ops import (
     OPS,
     chain_keep,
@@ -17,12 +17,12 @@ from gossamer.ops import (
     int8_linear,
     int8_linear_rows,
     kept_codes,
-    kept_rows,
     norm_act,
     quantize_rows,
     quantize_times,
     spmm_rows,
 )
+from gossamer.ops.kept_chain import kept_rows
 from gossamer.ops.norm_act import Over
 
 from . import graphs
@@ -36,7 +36,7 @@ from .test_spmm import rand
 from .test_spmm_int8 import codes_of
 
 WIDTHS = range(1, 131)
-needs_native = pytest.mark.skipif(kernels.native is None, reason="torch orders a sum by its strides and threads")
+needs_native = pytest.mark.skipif(native.library is None, reason="torch orders a sum by its strides and threads")
 
 
 def factor_of(columns):
@@ -203,8 +203,8 @@ def test_chain_at_every_width(over, isa):
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 def test_kept_chain(over, isa, monkeypatch):
     """A tile of rows at a time; noise is that of the row in the whole, and what is kept is chain_keep's."""
-    if kernels.native:
-        monkeypatch.setattr("gossamer.kernels.cpu_chain.TILE_ELEMENTS", 2000)
+    if native.library:
+        monkeypatch.setattr("gossamer.backends.cpu._kept_chain.TILE_ELEMENTS", 2000)
     for args, how, chosen in cases(over):
         (out,), *kept = chain_keep(*args, *how, *chosen, [], [])
         for seed in SEEDS:
@@ -215,8 +215,8 @@ def test_kept_chain(over, isa, monkeypatch):
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 def test_codes_of_a_kept_chain(over, isa, monkeypatch):
-    if kernels.native:
-        monkeypatch.setattr("gossamer.kernels.cpu_chain.TILE_ELEMENTS", 2000)
+    if native.library:
+        monkeypatch.setattr("gossamer.backends.cpu._kept_chain.TILE_ELEMENTS", 2000)
     for args, how, chosen in cases(over):
         _, k, _, result = keep(args, how, chosen)
         for decoded in {result, True}:

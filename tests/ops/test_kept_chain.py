@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer import kernels
-from gossamer.ops import OPS, chain_backward, chain_keep, kept_products, kept_rows, norm_act
+from gossamer import native
+from gossamer.ops import OPS, chain_backward, chain_keep, kept_codes, kept_products, norm_act
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.chain_backward import gradient
 from gossamer.ops.chain_keep import kept_of
 from gossamer.ops.dropout import kept as survivors
-from gossamer.ops.kept_chain import factor_of, hat_of, marks_alone
+from gossamer.ops.kept_chain import factor_of, hat_of, kept_rows, marks_alone
 from gossamer.ops.norm_act import Over, rstd_of
 
 from .compare import UNIT, on_baseline, same, same_sums
@@ -47,14 +47,6 @@ def exact(over, act, p, shape=(300, 24)):
 
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
-def test_rows_are_the_references(over, isa):
-    for args, _, _, k, _, result in chains(over):
-        for decoded in {result, True}:
-            got = kept_rows(*k, *args[1:3], decoded)
-            assert same(got, OPS["kept_rows"].reference(*k, *args[1:3], decoded))
-
-
-@pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 @pytest.mark.parametrize("act", [0, 1, 2])
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_rows_decoded_from_exact_codes_are_the_result(over, act, p):
@@ -70,8 +62,8 @@ def test_rows_decoded_from_exact_codes_are_the_result(over, act, p):
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 def test_products_are_sums_over_tiles_of_rows(over, isa, monkeypatch):
-    if kernels.native:
-        monkeypatch.setattr("gossamer.kernels.cpu_chain.TILE_ELEMENTS", 1000)
+    if native.library:
+        monkeypatch.setattr("gossamer.backends.cpu._kept_chain.TILE_ELEMENTS", 1000)
     for args, _, _, k, _, result in chains(over):  # the second product has no outputs
         douts = [rand(k.rows, 5), rand(k.rows, 0), rand(k.rows, 3, seed=1)]
         rows = kept_rows(*k, *args[1:3], result)
@@ -166,7 +158,7 @@ def everything(over, act):
     _, k, var, result = keep(args, how, codec(2, 100, levels=optimal(2, 100)))
     dx = torch.empty(700, 34)
     own = chain_backward(dx, rand(700, 34, seed=5), *k, args[1], var, over, how[1])
-    return kept_rows(*k, *args[1:3], result), dx, *own
+    return *kept_codes(*k, *args[1:3], result), dx, *own
 
 
 @functools.cache
@@ -190,7 +182,7 @@ def test_strides_change_nothing():
     args, how, k, var, result = kept_args()
     apart = [None if t is None else torch.stack([t, t], -1)[..., 0] for t in (*k.tensors, *args[1:3], var)]
     strided, (weight, bias, wide_var) = k._replace(**dict(zip(k._fields, apart[:5], strict=False))), apart[5:]
-    assert torch.equal(kept_rows(*strided, weight, bias, result), kept_rows(*k, *args[1:3], result))
+    assert same(kept_codes(*strided, weight, bias, result), kept_codes(*k, *args[1:3], result))
     dout = rand(8, 6)
     wide = torch.stack([dout, dout], -1)[..., 0]
     assert same(kept_products([wide], *strided, weight, bias, result), kept_products([dout], *k, *args[1:3], result))
@@ -222,7 +214,7 @@ def test_bad_kept_chains(change, message):
     args, how, k, var, result = kept_args()
     bad, dx = k._replace(**change), torch.empty(8, 6)
     for call in (
-        lambda: kept_rows(*bad, *args[1:3], result),
+        lambda: kept_codes(*bad, *args[1:3], result),
         lambda: kept_products([rand(8, 2)], *bad, *args[1:3], result),
         lambda: chain_backward(dx, dx, *bad, args[1], var, how[0], how[1]),
     ):
@@ -235,9 +227,9 @@ def test_bad_arguments():
     none = k._replace(codes=None, zero=None, spread=None)
     dx, tail = torch.empty(8, 6), how[:2]
     for message, call in {
-        "`codes` must be given where rows are to be decoded": lambda: kept_rows(*none, None, None, result),
-        r"`weight` must have the shape \[6\]": lambda: kept_rows(*k, rand(5), None, result),
-        r"`bias` must be float32": lambda: kept_rows(*k, None, rand(6).double(), result),
+        "`codes` must be given where rows are to be decoded": lambda: kept_codes(*none, None, None, result),
+        r"`weight` must have the shape \[6\]": lambda: kept_codes(*k, rand(5), None, result),
+        r"`bias` must be float32": lambda: kept_codes(*k, None, rand(6).double(), result),
         r"`douts\[1\]` must have the shape \[8, out_features\]": lambda: kept_products(
             [rand(8, 2), rand(7, 2)], *k, *args[1:3], result
         ),
@@ -256,14 +248,13 @@ def test_bad_arguments():
 
 def test_no_gradient_of_its_own():
     args, _, k, _, result = kept_args()
-    with pytest.raises(RuntimeError, match="`kept_rows` has no gradient"):
-        kept_rows(*k, args[1].requires_grad_(), args[2], result).sum().backward()
+    with pytest.raises(RuntimeError, match="`kept_products` has no gradient"):
+        kept_products([rand(8, 2)], *k, args[1].requires_grad_(), args[2], result)[0].sum().backward()
 
 
 def test_opcheck():
     args, how, k, var, result = kept_args()
     tests = ("test_schema", "test_faketensor")
-    opcheck(OPS["kept_rows"].overload, (*k, *args[1:3], result), test_utils=tests)
     opcheck(OPS["kept_products"].overload, ([rand(8, 2), rand(8, 3)], *k, *args[1:3], result), test_utils=tests)
     backward = (torch.empty(8, 6), rand(8, 6), *k, args[1], var, *how[:2])
     opcheck(OPS["chain_backward"].overload, backward, test_utils=tests)

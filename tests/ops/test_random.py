@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer.kernels import native
+from gossamer.native import library
 from gossamer.ops import OPS, random_bits
 from gossamer.ops.random import floor_plus
 
@@ -138,7 +138,7 @@ def test_rows_far_into_a_tensor_round_as_the_reference(columns, numel, isa):
     x = torch.rand(rows, columns, generator=torch.Generator().manual_seed(0)) + 0.1
     codes, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows)
     where = (x.data_ptr(), codes.data_ptr(), scale.data_ptr(), 0, True, 6, first)
-    assert native.quantize_times(*where, rows, columns, 1)
+    assert library.quantize_times(*where, rows, columns, 1)
     index = torch.arange(first * columns, (first + rows) * columns).view(rows, columns)
     top = x.amax(1, keepdim=True)
     want = floor_plus(x * (torch.full_like(top, 127) / top), 6, index).clamp(-127, 127)

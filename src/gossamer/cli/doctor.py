@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .. import kernels, memory, ops
+from .. import memory, native, ops
 from ..datasets.folders import cache_folder, data_folder
 from ..measuring.machine import WITHOUT_AMX, amx_is_broken, cpu_name
 
@@ -39,7 +39,7 @@ def package_version(name: str) -> str | None:
 
 def examine() -> dict[str, Any]:
     """Everything that doctor reports, as plain data."""
-    folder = data_folder()
+    folder, on_cpu = data_folder(), ops.IMPLEMENTED.get("cpu", set())
     files = len(list(folder.glob("*.npz"))) if folder else 0
     report: dict[str, Any] = {
         "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
@@ -49,9 +49,9 @@ def examine() -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "amx_is_broken": amx_is_broken(),
         },
-        "isa": {"in_use": kernels.isa(), "available": kernels.available_isas(), "why_missing": kernels.why_missing},
+        "isa": {"in_use": native.isa(), "available": native.available_isas(), "why_missing": native.why_missing},
         "openmp_runtimes": openmp_runtimes(),
-        "ops": {name: kernels.isa() if name in ops.NATIVE else kernels.REFERENCE for name in sorted(ops.OPS)},
+        "ops": {name: native.isa() if name in on_cpu else native.REFERENCE for name in sorted(ops.OPS)},
         "pool": memory.stats(),
         "data": {
             "GOSSAMER_DATA": os.environ.get("GOSSAMER_DATA"),
@@ -66,7 +66,7 @@ def examine() -> dict[str, Any]:
 def advice(report: dict[str, Any]) -> list[str]:
     """What to mend, in words; empty when all is well."""
     found = []
-    if report["isa"]["in_use"] == kernels.REFERENCE:
+    if report["isa"]["in_use"] == native.REFERENCE:
         reason = report["isa"]["why_missing"]
         found.append(f"Native kernels are not in use: {reason}. Everything works, slowly; `pip install .` builds them.")
     if len(report["openmp_runtimes"]) > 1:

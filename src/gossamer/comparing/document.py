@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
-from .. import kernels
+from .. import native
 from ..measuring.machine import cpu_name
 from ..recipe import recipes
 from .settings import RUN_FIELDS, Settings
@@ -53,7 +53,7 @@ def command(settings: Settings, variants: Sequence[Variant]) -> str | None:
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    found = {"cpu": cpu_name(), "cores": os.cpu_count(), "isa": kernels.isa()}
+    found = {"cpu": cpu_name(), "cores": os.cpu_count(), "isa": native.isa()}
     packages = {"torch": "torch", "pyg": "torch_geometric", "gossamer": "gossamer-gnn"}
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     return found | {name: version(package) for name, package in packages.items()} | {"date": date}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .. import kernels
+from .. import native
 
 LEAST_PASS = 2**17
 """Elements from which saving a memory pass pays."""
@@ -26,7 +26,7 @@ def dense(x: Tensor, least: int | None = None, any_shape: bool = False) -> bool:
         and x.numel() >= (LEAST_PASS if least is None else least)
         and x.layout == torch.strided
         and x.device.type == "cpu"
-        and kernels.native is not None
+        and native.library is not None
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and not transformed()

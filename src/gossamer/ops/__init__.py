@@ -4,7 +4,7 @@ The functions here take a `Graph` and tensors. Underneath each lies a PyTorch op
 autograd, `torch.compile` and export see. Edge tensors are in the graph's CSR order (`Graph.sort_edges`).
 """
 
-from ._library import NATIVE, OPS
+from ._library import IMPLEMENTED, OPS
 from .attention import gat_attention
 from .chain_backward import chain_backward_op as chain_backward
 from .chain_keep import chain_keep_op as chain_keep
@@ -19,7 +19,7 @@ from .head_mean import head_mean_spmm
 from .int8_grad import int8_grad, int8_grad_exact
 from .int8_linear import int8_linear, int8_linear_plus, int8_linear_two
 from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes, quantize_times, spmm_rows
-from .kept_chain import kept_products, kept_rows
+from .kept_chain import kept_products
 from .linear import column_sums, linear
 from .norm_act import norm_act_op as norm_act
 from .norm_act_backward_rows import norm_act_backward_rows
@@ -36,7 +36,7 @@ from .unpack import unpack
 from .weight_grad import weight_grad
 
 __all__ = [
-    "NATIVE",
+    "IMPLEMENTED",
     "OPS",
     "chain_backward",
     "chain_keep",
@@ -67,7 +67,6 @@ __all__ = [
     "int8_linear_two",
     "kept_codes",
     "kept_products",
-    "kept_rows",
     "linear",
     "masked_scale",
     "norm_act",

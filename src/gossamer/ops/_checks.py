@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..kernels import native, num_threads
+from ..native import library, num_threads
 
 
 def dtype_of(name: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
@@ -30,9 +30,9 @@ def at_least(name: str, value: int, least: int) -> None:
 
 def first_outside(ids: Tensor, limit: int) -> int:
     """Position of the first id outside [0, limit), or -1."""
-    if native and ids.device.type == "cpu" and ids.dtype in (torch.int32, torch.int64):
+    if library and ids.device.type == "cpu" and ids.dtype in (torch.int32, torch.int64):
         ids = ids.contiguous()
-        return int(native.check_ids(ids.data_ptr(), ids.element_size(), ids.numel(), limit, num_threads()))
+        return int(library.check_ids(ids.data_ptr(), ids.element_size(), ids.numel(), limit, num_threads()))
     bad = ((ids < 0) | (ids >= limit)).nonzero()
     return int(bad[0]) if len(bad) else -1
 
@@ -83,8 +83,8 @@ def rowptr_of(rowptr: Tensor, nnz: int, name: str = "rowptr") -> None:
     if _mark(rowptr) == nnz:
         return
     values = rowptr.contiguous()
-    if native and values.device.type == "cpu":
-        at = int(native.check_rowptr(values.data_ptr(), values.numel() - 1, nnz))
+    if library and values.device.type == "cpu":
+        at = int(library.check_rowptr(values.data_ptr(), values.numel() - 1, nnz))
     else:
         down = (values[1:] < values[:-1]).nonzero()  # a difference could overflow
         ends = 0 if int(values[0]) else (values.numel() - 1 if int(values[-1]) != nnz else -1)

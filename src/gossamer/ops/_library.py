@@ -1,7 +1,8 @@
 """How an op is made known to PyTorch, once for all of them.
 
 An op is a schema, a check of its arguments, a reference in plain PyTorch that defines it on every device, a shape rule
-(`fake`) and a gradient. `kernels.cpu` adds native kernels. `OPS` lists them for `gossamer doctor` and the tests.
+(`fake`) and a gradient. `backends` add faster implementations for a device. `gossamer doctor` and the tests read `OPS`
+and `IMPLEMENTED`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
-NATIVE: set[str] = set()
+IMPLEMENTED: dict[str, set[str]] = {}
+"""Names of the ops that have a kernel of their own, by device."""
 
 
 def define(
@@ -60,10 +62,10 @@ def define(
     return op
 
 
-def implement_on_cpu(op: Op, kernel: Callable[..., Any]) -> None:
-    """Let `kernel` compute `op` on the CPU; it is called with checked arguments."""
-    _library.impl(op.name, _checked(op.check, kernel), "CPU")
-    NATIVE.add(op.name)
+def implement(op: Op, device: str, function: Callable[..., Any]) -> None:
+    """Let `function` compute `op` on a type of device ("cpu", "cuda"); it is called with checked arguments."""
+    _library.impl(op.name, _checked(op.check, function), device.upper())
+    IMPLEMENTED.setdefault(device, set()).add(op.name)
 
 
 def _checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from . import _checks
 from ._library import OPS, define
 from .chain_keep import chain_keep_op, fake_chain_keep
 from .int8_linear import check_product
-from .kept_chain import KEPT, kept_rows
+from .kept_chain import KEPT, check_rows, kept_rows
 from .norm_act import check_norm_act, fake_norm_act
 from .quantize_rows import quantize_rows_op
 from .spmm_int8 import check_sum, int8_sum
@@ -161,7 +161,7 @@ chain_keep_rows = define(
 
 kept_codes = define(
     f"kept_codes({KEPT}, Tensor? weight, Tensor? bias, bool result) -> (Tensor, Tensor)",
-    check=kept_rows.check,
-    reference=lambda *args: rounded(kept_rows.reference(*args), None, None),
+    check=check_rows,
+    reference=lambda *args: rounded(kept_rows(*args), None, None),
     fake=lambda codes, *rest: _empty(rest[4], rest[5], codes),
 )

@@ -152,28 +152,21 @@ def rows_of(k: Kept, weight: Tensor | None, bias: Tensor | None, result: bool) -
     return through(factor_of(k, hat), z if bias is None else z + bias)
 
 
-def _check_rows(*args: Any) -> None:
+def check_rows(*args: Any) -> None:
     k, (weight, bias, _) = Kept(*args[:15]), args[15:]
     check_kept(k)
     check_codes(k)
     check_columns(k.columns, weight=weight, bias=bias)
 
 
-def _rows_reference(*args: Any) -> Tensor:
+def kept_rows(*args: Any) -> Tensor:
+    """`rows_of` by position, as the ops that read a kept chain are called."""
     weight, bias, result = args[15:]
     return rows_of(Kept(*args[:15]), weight, bias, result)
 
 
-kept_rows = define(
-    f"kept_rows({KEPT}, Tensor? weight, Tensor? bias, bool result) -> Tensor",
-    check=_check_rows,
-    reference=_rows_reference,
-    fake=lambda codes, *rest: codes.new_empty(rest[4], rest[5], dtype=torch.float32),
-)
-
-
 def _check_products(douts: list[Tensor], *args: Any) -> None:
-    _check_rows(*args)
+    check_rows(*args)
     k = Kept(*args[:15])
     for position, dout in enumerate(douts):
         _checks.dtype_of(f"douts[{position}]", dout, (torch.float32,))
@@ -181,7 +174,7 @@ def _check_products(douts: list[Tensor], *args: Any) -> None:
 
 
 def _products_reference(douts: list[Tensor], *args: Any) -> list[Tensor]:
-    rows = _rows_reference(*args)
+    rows = kept_rows(*args)
     return [torch.mm(dout.t(), rows) for dout in douts]
 
 

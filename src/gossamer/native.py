@@ -1,8 +1,9 @@
-"""The native module: what was built, which instruction set is in use, and how to change it.
+"""The native library: what was built, which instruction set is in use, and how to change it.
 
-The only package that knows what is installed. Everything else calls ops; an op runs its native kernel when there is
-one for its device and dtype, and its PyTorch reference otherwise. `GOSSAMER_ISA` chooses the level at start:
-`baseline`, `avx2`, `avx512`, `avx512vnni`, or `reference` for no native kernel at all.
+The only module that knows what is installed: `library` is the compiled module, or None. Everything else calls ops; an
+op runs its native kernel when there is one for its device and dtype, and its PyTorch reference otherwise.
+`GOSSAMER_ISA` chooses the level at start: `baseline`, `avx2`, `avx512`, `avx512vnni`, or `reference` for no native
+kernel at all. Users know this module as `gs.kernels`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ REFERENCE = "reference"
 
 
 def _load() -> tuple[Any, str]:
-    """The native module, or None and the reason why there is none."""
+    """The compiled module, or None and the reason why there is none."""
     if os.environ.get("GOSSAMER_ISA") == REFERENCE:
         return None, "GOSSAMER_ISA=reference"
     try:
@@ -28,24 +29,24 @@ def _load() -> tuple[Any, str]:
         return None, f"not built ({error})"
 
 
-native, why_missing = _load()
+library, why_missing = _load()
 
 
 def available_isas() -> list[str]:
     """Instruction sets that were built and that this processor has, slowest first."""
-    return list(native.available_isas()) if native else []
+    return list(library.available_isas()) if library else []
 
 
 def isa() -> str:
     """The instruction set that native kernels use now; `reference` where there are none."""
-    return str(native.isa()) if native else REFERENCE
+    return str(library.isa()) if library else REFERENCE
 
 
 def use_isa(name: str) -> None:
     """Make native kernels use one instruction set, for instance to test or to measure a slower one."""
-    if native is None:
+    if library is None:
         raise RuntimeError(f"`use_isa({name!r})` needs the native kernels, which are not in use: {why_missing}")
-    if not native.use_isa(name):
+    if not library.use_isa(name):
         raise ValueError(f"`isa` must be one of {available_isas()} on this processor (got {name!r})")
 
 
@@ -65,5 +66,5 @@ def num_threads() -> int:
     return torch.get_num_threads()
 
 
-if native and os.environ.get("GOSSAMER_ISA"):
+if library and os.environ.get("GOSSAMER_ISA"):
     use_isa(os.environ["GOSSAMER_ISA"])

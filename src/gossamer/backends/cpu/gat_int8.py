@@ -1,17 +1,14 @@
-"""Native kernels of GAT on int8 rows."""
+"""Native kernels of ops/gat_int8.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor
 
-from .. import memory
-from ..ops._library import OPS
-from . import native, num_threads
-from ._arguments import F32, MASK64, as_float, at, contiguous, noise
-from .cpu_int8 import empty_rows, enough
+from ... import memory
+from ...native import library, num_threads
+from ...ops._library import OPS, implement
+from ._arguments import F32, MASK64, as_float, at, contiguous, enough, noise
+from ._int8_rows import empty_rows
 
 Result = tuple[Tensor, Tensor, Tensor]
 
@@ -24,7 +21,7 @@ def _int8_linear_heads(
     terms = memory.empty([att.size(0), x.size(0), heads], F32)
     given = (at(x), at(x_scale), at(w), at(w_scale), 0, 0, 0, at(codes), at(scale), 0, *noise(seed))
     ends = (at(att), at(terms), att.size(0), heads, *x.shape, w.size(0), num_threads())
-    enough(native.int8_linear(*given, *ends))
+    enough(library.int8_linear(*given, *ends))
     return codes, scale, terms
 
 
@@ -59,7 +56,7 @@ def _summed(
     log_sums = memory.empty([nodes, heads], F32)
     given = (at(rowptr), at(col), nodes, at(a_src), at(a_dst), at(a_edge), slope, drop, seed & MASK64)
     rows = (at(h), at(h_scale), at(bias), at(out), at(log_sums), at(g), at(g_scale), at(dots))
-    enough(native.gat_sum_int8(*given, *rows, h.size(1), heads, num_threads()))
+    enough(library.gat_sum_int8(*given, *rows, h.size(1), heads, num_threads()))
     return log_sums
 
 
@@ -87,13 +84,11 @@ def _gat_backward_int8(
     between = (at(log_sums), at(dots), at(g), at(g_scale), at(h), at(h_scale), at(ds), at(da_src))
     written = (0, at(dh), at(scale), at(factor), *noise(seed_of_noise)) if rows else (at(dh), 0, 0, 0, False, 0)
     ends = (at(records), *records.shape, *written, columns, heads, num_threads())
-    enough(native.gat_backward_int8(*given, *between, *ends))
+    enough(library.gat_backward_int8(*given, *between, *ends))
     return dh, scale, da_src, ds
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
-    "int8_linear_heads": _int8_linear_heads,
-    "gat_sum_int8": _gat_sum_int8,
-    "gat_dots_int8": _gat_dots_int8,
-    "gat_backward_int8": _gat_backward_int8,
-}
+implement(OPS["int8_linear_heads"], "cpu", _int8_linear_heads)
+implement(OPS["gat_sum_int8"], "cpu", _gat_sum_int8)
+implement(OPS["gat_dots_int8"], "cpu", _gat_dots_int8)
+implement(OPS["gat_backward_int8"], "cpu", _gat_backward_int8)

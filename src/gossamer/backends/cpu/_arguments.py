@@ -1,4 +1,4 @@
-"""What bindings share: addresses, weights as kernels expect them, and seeds."""
+"""What bindings share: addresses, weights as kernels expect them, seeds, and scratch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import memory
-from . import native
+from ... import memory
+from ...native import library
 
 F32 = torch.float32
 MASK64 = 2**64 - 1
@@ -34,4 +34,10 @@ def noise(seed: int | None) -> tuple[bool, int]:
 
 def row_sums_scratch(rows: int, cols: int, pairs: int = 1) -> Tensor:
     """Scratch for kernels that make pairs of sums over rows; never empty, since they clear it."""
-    return memory.empty([pairs * native.scratch_floats(rows, cols)], F32)
+    return memory.empty([pairs * library.scratch_floats(rows, cols)], F32)
+
+
+def enough(done: bool) -> None:
+    """Raise if a kernel, which allocates scratch for each thread itself, says that there was no memory for it."""
+    if not done:
+        raise MemoryError("no memory left for the scratch of a kernel")

@@ -9,12 +9,12 @@ import time
 import pytest
 import torch
 
-from gossamer import Graph, kernels
+from gossamer import Graph, native
 from gossamer.ops import edge_softmax, gat_attention, gatv2_logits, norm_act, random_bits, spmm
 
 from .test_isa import run_python
 
-pytestmark = pytest.mark.skipif(kernels.native is None, reason="the native module is not in use")
+pytestmark = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
 
 OPENMP_FILES = """
 import gossamer, torch

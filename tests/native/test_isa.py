@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 
-from gossamer import kernels
-from gossamer.ops import NATIVE, OPS
+from gossamer import native
+from gossamer.ops import IMPLEMENTED, OPS
 
 LEVELS = ["baseline", "avx2", "avx512", "avx512vnni"]
 
-needs_native = pytest.mark.skipif(kernels.native is None, reason="the native module is not in use")
+needs_native = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -27,45 +27,45 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 @needs_native
 def test_available_levels_are_known_and_ordered():
-    available = kernels.available_isas()
+    available = native.available_isas()
     assert available == [level for level in LEVELS if level in available]
     assert available[0] == "baseline"
 
 
 @needs_native
 def test_the_fastest_level_is_the_default():
-    result = run_python("from gossamer import kernels; print(kernels.isa())")
-    assert result.stdout.split() == [kernels.available_isas()[-1]], result.stderr
+    result = run_python("from gossamer import native; print(native.isa())")
+    assert result.stdout.split() == [native.available_isas()[-1]], result.stderr
 
 
 @needs_native
 def test_every_op_has_a_native_kernel():
-    assert set(OPS) == NATIVE
+    assert {"cpu": set(OPS)} == IMPLEMENTED
 
 
 @needs_native
 def test_using_isa_restores_the_level_also_after_an_error():
-    before = kernels.isa()
-    for level in kernels.available_isas():
-        with pytest.raises(KeyError), kernels.using_isa(level):
-            assert kernels.isa() == level
+    before = native.isa()
+    for level in native.available_isas():
+        with pytest.raises(KeyError), native.using_isa(level):
+            assert native.isa() == level
             raise KeyError
-        assert kernels.isa() == before
+        assert native.isa() == before
 
 
 @needs_native
 @pytest.mark.parametrize("name", ["", "AVX2", "sse9", "reference", "avx512 "])
 def test_unknown_levels_are_refused(name):
-    before = kernels.isa()
+    before = native.isa()
     with pytest.raises(ValueError, match=rf"`isa` must be one of \['baseline'.*got '{name}'"):
-        kernels.use_isa(name)
-    assert kernels.isa() == before
+        native.use_isa(name)
+    assert native.isa() == before
 
 
 @needs_native
-@pytest.mark.parametrize("level", sorted({*kernels.available_isas()[:1], *kernels.available_isas()[-2:-1]}))
+@pytest.mark.parametrize("level", sorted({*native.available_isas()[:1], *native.available_isas()[-2:-1]}))
 def test_environment_chooses_the_level(level):
-    result = run_python("from gossamer import kernels; print(kernels.isa())", GOSSAMER_ISA=level)
+    result = run_python("import gossamer as gs; print(gs.kernels.isa())", GOSSAMER_ISA=level)
     assert result.stdout.split() == [level], result.stderr
 
 
@@ -78,9 +78,9 @@ def test_environment_with_an_unknown_level_is_an_error():
 
 WITHOUT_KERNELS = """
 import torch, gossamer as gs
-from gossamer import kernels, memory, ops
-assert kernels.native is None and kernels.isa() == "reference" and kernels.available_isas() == []
-assert kernels.why_missing == "GOSSAMER_ISA=reference" and not ops.NATIVE
+from gossamer import native, memory, ops
+assert native.library is None and native.isa() == "reference" and native.available_isas() == []
+assert native.why_missing == "GOSSAMER_ISA=reference" and not ops.IMPLEMENTED
 assert memory.stats()["limit_bytes"] == 0
 graph = gs.Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 2]]), 3)
 x = torch.arange(6.0).view(3, 2).requires_grad_()
@@ -90,7 +90,7 @@ assert out.tolist() == [[0, 0], [0, 1], [6, 8]] and x.grad.tolist() == [[1, 1]] 
 codes, zero, spread = ops.pack(x.detach(), 8, 4, 1)
 assert (ops.unpack(codes, zero, spread, 6, 8, 4).view(3, 2) - x).abs().max() < 0.05
 try:
-    kernels.use_isa("avx2")
+    native.use_isa("avx2")
 except RuntimeError as error:
     print(error)
 """
@@ -103,4 +103,4 @@ def test_reference_level_works_without_any_kernel():
 
 
 def test_threads_are_those_of_torch(threads):
-    assert kernels.num_threads() == torch.get_num_threads() == threads
+    assert native.num_threads() == torch.get_num_threads() == threads

@@ -1,0 +1,20 @@
+"""Native kernel of ops/random.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import memory
+from ...native import library, num_threads
+from ...ops._library import OPS, implement
+from ._arguments import MASK64, at
+
+
+def _random_bits(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:
+    out = memory.empty([numel], torch.int32)
+    library.random_bits(seed & MASK64, offset, at(out), numel, num_threads())
+    return out
+
+
+implement(OPS["random_bits"], "cpu", _random_bits)
