@@ -35,6 +35,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
+	$(BIN)/pytest -q -p no:cacheprovider tests/test_imports.py
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
