@@ -14,7 +14,7 @@ from ..ops._sum_checks import heads_of
 from ..ops.norm_act import Over
 from ..ops.spmm_int8 import of_sources
 from . import native, num_threads
-from ._arguments import F32, MASK64, as_float, at, contiguous, noise, row_sums_scratch
+from ._arguments import F32, MASK64, as_float, at, contiguous, noise, row_sums_scratch, stepped
 from .cpu_dense import column_affine, column_gradient, moments
 from .cpu_sparse import sum_rows
 
@@ -77,26 +77,28 @@ def _int8_linear_rows(
 
 def _spmm_int8(
     rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None = None, bias: Tensor | None = None, root: float = 0.0, rows: Tensor | None = None,
+    src_scale: Tensor | None = None, bias: Tensor | None = None, diagonal: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     scale = scale.contiguous()
     sources = of_sources(scale, src_scale)
     return sum_rows(
-        native.spmm_int8, rowptr, col, value, sources, dst_scale, codes, F32, bias, root, rows, scale
+        native.spmm_int8, rowptr, col, value, sources, dst_scale, codes, F32, bias, diagonal, rows, scale
     )  # fmt: skip
 
 
 def _spmm_rows(
     rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None, bias: Tensor | None, root: float, rows: Tensor | None, factor: Tensor | None,
-    seed: int | None,
+    src_scale: Tensor | None, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None,
+    factor: Tensor | None, seed: int | None,
 ) -> Rows:  # fmt: skip
     rowptr, col, codes, scale, factor = contiguous(rowptr, col, codes, scale, factor)
     sources = of_sources(scale, src_scale).float().contiguous()
     value, dst_scale, bias, rows = (as_float(t) for t in (value, dst_scale, bias, rows))
     to, to_scale = empty_rows(rowptr.numel() - 1, codes.size(1))
     weights = (at(value), at(sources), at(dst_scale), heads_of(value))
-    end = (at(bias), root, at(rows), at(scale))
+    diagonal, step = stepped(diagonal)
+    end = (at(bias), at(diagonal), step, at(rows), at(scale))
     written = (at(to), at(to_scale), at(factor), *noise(seed), codes.size(1), num_threads())
     enough(native.spmm_rows(at(rowptr), at(col), to.size(0), *weights, *end, at(codes), *written))
     return to, to_scale

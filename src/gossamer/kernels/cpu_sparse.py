@@ -14,7 +14,7 @@ from ..ops._library import OPS
 from ..ops._sum_checks import heads_of
 from ..ops.spmm_max import NOT_A_WINNER, winner_dtype
 from . import native, num_threads
-from ._arguments import F32, as_float, at
+from ._arguments import F32, as_float, at, stepped
 
 
 def _coo_to_csr(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,27 +58,28 @@ def _transpose_csr(rowptr: Tensor, col: Tensor, num_src: int) -> tuple[Tensor, T
 
 def sum_rows(
     kernel: Callable[..., None], rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None,
-    dst_scale: Tensor | None, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None, root: float = 0.0,
-    rows: Tensor | None = None, own_scale: Tensor | None = None,
+    dst_scale: Tensor | None, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None,
+    diagonal: Tensor | None = None, rows: Tensor | None = None, own_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     rowptr, col, x, num_dst = rowptr.contiguous(), col.contiguous(), x.contiguous(), rowptr.numel() - 1
     value, src_scale, dst_scale, bias, rows = (as_float(t) for t in (value, src_scale, dst_scale, bias, rows))
+    diagonal, step = stepped(diagonal)
     out = memory.empty([num_dst, x.size(1)], dtype)
     kernel(
         at(rowptr), at(col), num_dst, at(value), at(src_scale), at(dst_scale), heads_of(value),
-        at(bias), root, at(rows), at(own_scale), at(x), at(out), x.size(1), num_threads(),
+        at(bias), at(diagonal), step, at(rows), at(own_scale), at(x), at(out), x.size(1), num_threads(),
     )  # fmt: skip
     return out
 
 
 def _spmm(
     rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    bias: Tensor | None, root: float, rows: Tensor | None, *transposed: Tensor | None,
+    bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, *transposed: Tensor | None,
 ) -> Tensor:  # fmt: skip
     kernel = {F32: native.spmm_f32, torch.bfloat16: native.spmm_bf16}.get(x.dtype)
     if kernel is None:
-        return OPS["spmm"].reference(rowptr, col, value, src_scale, dst_scale, x, bias, root, rows, *transposed)
-    return sum_rows(kernel, rowptr, col, value, src_scale, dst_scale, x, x.dtype, bias, root, rows)
+        return OPS["spmm"].reference(rowptr, col, value, src_scale, dst_scale, x, bias, diagonal, rows, *transposed)
+    return sum_rows(kernel, rowptr, col, value, src_scale, dst_scale, x, x.dtype, bias, diagonal, rows)
 
 
 def _spmm_max(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, max_degree: int) -> tuple[Tensor, Tensor]:
