@@ -34,11 +34,13 @@ struct Blocks {
   const float* levels;  // [2^bits] in units of a uniform step; null: uniform
 };
 
-// What is added to every row of a neighbour sum: root * x_i (square graphs; times own_scale_i where x is codes), a bias
-// per column, and row i of `rows` [num_dst, cols]; null or 0: nothing.
+// What is added to every row of a neighbour sum: diagonal[i * step] * x_i (square graphs; times own_scale_i where x is
+// codes; a zero adds nothing; step 0: one number for all rows, else 1), a bias per column, and row i of `rows`
+// [num_dst, cols]; null: nothing.
 struct RowEnd {
   const float* bias;
-  float root;
+  const float* diagonal;
+  int64_t step;
   const float* rows;
   const float* own_scale;
 };

@@ -27,11 +27,11 @@ template <typename In, typename Out>
 void def_spmm(nb::module_& m, const char* name, Spmm<In, Out> Kernels::* kernel) {
   def(m, name,
       [kernel](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
-               int64_t heads, Address bias, float root, Address rows, Address own_scale, Address x, Address out,
-               int64_t cols, int threads) {
+               int64_t heads, Address bias, Address diagonal, int64_t step, Address rows, Address own_scale, Address x,
+               Address out, int64_t cols, int threads) {
         (kernels().*kernel)(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads),
-                            {at<float>(bias), root, at<float>(rows), at<float>(own_scale)}, at<In>(x), at<Out>(out),
-                            cols, threads);
+                            {at<float>(bias), at<float>(diagonal), step, at<float>(rows), at<float>(own_scale)},
+                            at<In>(x), at<Out>(out), cols, threads);
       });
 }
 

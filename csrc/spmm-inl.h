@@ -1,6 +1,6 @@
-// Neighbour sums: out_i = dst_scale_i * sum over edges e = (i, j) of value_e * src_scale_j * x_j + root * x_i + rows_i
-// + bias. A row of the output stays in registers while its sources are gathered; each source row is asked for ahead of
-// time.
+// Neighbour sums: out_i = dst_scale_i * sum over edges e = (i, j) of value_e * src_scale_j * x_j + diagonal_i * x_i
+// + rows_i + bias. A row of the output stays in registers while its sources are gathered; each source row is asked for
+// ahead of time.
 
 #if defined(__AVX512F__)
 constexpr int kTileVectors = 8;
@@ -18,17 +18,17 @@ struct RowEdges {
   float dst_scale;
 };
 
-// What follows a row's sum, at one column: its bias, and the node's own row times root.
+// What follows a row's sum, at one column: its bias, another row, and the node's own row times a number.
 template <typename In>
 struct RowAdd {
   const float* bias;
   const In* own;
-  float root;
+  float own_weight;
   const float* rows;
 };
 template <typename In>
 GOSSAMER_INLINE f32x16 add16(const RowAdd<In>& end, f32x16 sum, int c) {
-  if (end.own) sum += load_float(end.own + c) * end.root;
+  if (end.own) sum += load_float(end.own + c) * end.own_weight;
   if (end.rows) sum += load<f32x16>(end.rows + c);
   return end.bias ? sum + load<f32x16>(end.bias + c) : sum;
 }
@@ -71,7 +71,7 @@ GOSSAMER_INLINE void spmm_tail(const Csr& a, const EdgeWeight& w, RowEdges row, 
   }
   for (int c = 0; c < width; ++c) {
     float sum = acc[c] * row.dst_scale;
-    if (end.own) sum += load_scalar(end.own + c) * end.root;
+    if (end.own) sum += load_scalar(end.own + c) * end.own_weight;
     if (end.rows) sum += end.rows[c];
     store_scalar(out + c, end.bias ? sum + end.bias[c] : sum);
   }
@@ -111,12 +111,12 @@ static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row
                      Out* out, int64_t cols, int64_t begin, int64_t end, bool streaming) {
   const float dst_scale = w.dst_scale ? w.dst_scale[i] : 1.0f;
   const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst], streaming, dst_scale};
-  float root = end_of_row.root;
-  if (root != 0 && end_of_row.own_scale) root *= end_of_row.own_scale[i];  // a destination need not be a source
+  const float diagonal = end_of_row.diagonal ? end_of_row.diagonal[i * end_of_row.step] : 0.0f;
+  float own_weight = diagonal;
+  if (diagonal != 0 && end_of_row.own_scale) own_weight *= end_of_row.own_scale[i];  // a destination may be no source
   const auto add = [&](int64_t c) {
-    return RowAdd<In>{end_of_row.bias ? end_of_row.bias + c : nullptr,
-                      end_of_row.root != 0 ? x + i * cols + c : nullptr, root,
-                      end_of_row.rows ? end_of_row.rows + i * cols + c : nullptr};
+    return RowAdd<In>{end_of_row.bias ? end_of_row.bias + c : nullptr, diagonal != 0 ? x + i * cols + c : nullptr,
+                      own_weight, end_of_row.rows ? end_of_row.rows + i * cols + c : nullptr};
   };
   spmm_columns(a, w, row, add, head, x, out, cols, begin, end);
 }

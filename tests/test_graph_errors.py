@@ -176,7 +176,7 @@ def test_matrix_with_bad_indices():
         Graph.from_scipy(scipy_csr)
 
 
-@pytest.mark.parametrize("name", ["num_nodes", "with_self_loops", "without_self_loops", "gcn_norm"])
+@pytest.mark.parametrize("name", ["num_nodes", "with_self_loops", "without_self_loops", "split_self_loops", "gcn_norm"])
 def test_what_needs_a_square_graph(name):
     graph = Graph.from_edge_index(EDGES, (4, 3))
     with pytest.raises(ValueError, match=rf"`{name}` needs as many sources as destinations \(got 4 and 3\)"):

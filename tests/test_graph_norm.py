@@ -71,6 +71,44 @@ def test_without_self_loops(pyg, edge_index, weights):
 
 @each_graph
 @each_weight
+def test_split_self_loops(pyg, edge_index, weights):
+    """The other edges in their order, and a vector that puts the matrix together again."""
+    weight = weights(edge_index.size(1))
+    whole = Graph.from_edge_index(edge_index, NODES, weight)
+    graph, diagonal = whole.split_self_loops()
+    assert_edge_by_edge(graph, *pyg.utils.remove_self_loops(edge_index, weight))
+    dense = torch.zeros(NODES, NODES, dtype=torch.float64)
+    count = torch.ones(edge_index.size(1)) if weight is None else weight
+    dense.index_put_((edge_index[1], edge_index[0]), count.double(), accumulate=True)
+    assert diagonal.dtype == torch.float32 and diagonal.shape == (NODES,)
+    torch.testing.assert_close(diagonal.double(), dense.diag(), rtol=1e-6, atol=1e-6)
+    assert not diagonal[dense.diag() == 0].any()
+    x = torch.randn(NODES, 5, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(ops.spmm(graph, x, diagonal=diagonal), ops.spmm(whole, x), rtol=1e-5, atol=1e-5)
+
+
+def test_split_self_loops_adds_up_what_a_node_has_several_of():
+    edge_index = torch.tensor([[2, 0, 2, 1, 2, 0], [2, 1, 2, 0, 2, 0]])
+    graph, diagonal = Graph.from_edge_index(edge_index, 4).split_self_loops()
+    assert diagonal.tolist() == [1, 0, 3, 0] and graph.edge_index.tolist() == [[1, 0], [0, 1]]
+    weight = torch.tensor([0.5, 7.0, -2.0, 9.0, 4.0, -1.0])
+    graph, diagonal = Graph.from_edge_index(edge_index, 4, weight).split_self_loops()
+    assert diagonal.tolist() == [-1, 0, 2.5, 0] and graph.value.tolist() == [9, 7]
+    graph, diagonal = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 0).split_self_loops()
+    assert diagonal.shape == (0,) and graph.num_edges == 0
+
+
+def test_what_self_loops_split_into_serves_training_if_split_in_evaluation():
+    graph = Graph.from_edge_index(GRAPHS["random"], NODES)
+    with torch.inference_mode():
+        split, diagonal = graph.split_self_loops()
+    x = torch.ones(NODES, 3, requires_grad=True)
+    ops.spmm(split, x, diagonal=diagonal).sum().backward()
+    assert x.grad is not None
+
+
+@each_graph
+@each_weight
 @pytest.mark.parametrize("improved", [False, True])
 @pytest.mark.parametrize("add_self_loops", [True, False])
 def test_gcn_norm(pyg, edge_index, weights, improved, add_self_loops):
@@ -133,6 +171,7 @@ def test_normalised_weights_do_not_depend_on_threads(threads):
 def test_derived_graphs_leave_the_original_alone():
     graph = Graph.from_edge_index(GRAPHS["random"], NODES, WEIGHTS["positive"](200))
     before = [t.clone() for t in (graph.rowptr, graph.col, graph.value, graph.perm)]
-    for derive in (graph.with_self_loops, graph.without_self_loops, graph.gcn_norm, graph.mean_norm, graph.t):
+    loops = (graph.with_self_loops, graph.without_self_loops, graph.split_self_loops)
+    for derive in (*loops, graph.gcn_norm, graph.mean_norm, graph.t):
         derive()
     assert all(map(torch.equal, before, (graph.rowptr, graph.col, graph.value, graph.perm)))

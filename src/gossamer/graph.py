@@ -212,6 +212,15 @@ class Graph:
         keep = row_of_edge(self.rowptr) != self.col
         return Graph(*graph_build.filter_edges(self.rowptr, self.col, self.num_src, self.value, keep))
 
+    def split_self_loops(self) -> tuple[Graph, Tensor]:
+        """The graph without its self-loops, and the sum of the weights of each node's loops, float32 [nodes].
+
+        An unweighted loop counts 1. With `ops.spmm(graph, x, diagonal=diagonal)` the product is that of this graph.
+        """
+        self._require_square("split_self_loops")
+        parts, diagonal = graph_build.split_self_loops(self.rowptr, self.col, self.value)
+        return Graph(*parts), diagonal
+
     def gcn_norm(self, improved: bool = False, add_self_loops: bool = True) -> Graph:
         """Weights D^-1/2 (A + I) D^-1/2 with D the weighted in-degree: PyG's `gcn_norm`."""
         self._require_square("gcn_norm")

@@ -180,6 +180,16 @@ def with_self_loops(rowptr: Tensor, col: Tensor, value: Tensor | None, fill: flo
     return new_rowptr, new_col, n, new_value, None
 
 
+@torch.inference_mode(False)
+def split_self_loops(rowptr: Tensor, col: Tensor, value: Tensor | None) -> tuple[Parts, Tensor]:
+    """The edges that are no loops, and the sum of the weights of each node's loops, float32 [nodes]."""
+    n, row = rowptr.numel() - 1, row_of_edge(rowptr)
+    loop = row == col
+    weight = torch.ones(int(loop.sum()), device=col.device) if value is None else value[loop]
+    diagonal = torch.zeros(n, device=col.device).index_add(0, row[loop], weight)
+    return filter_edges(rowptr, col, n, value, ~loop), diagonal
+
+
 def filter_edges(rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None, keep: Tensor) -> Parts:
     new_rowptr = torch.zeros_like(rowptr)
     new_rowptr[1:] = torch.bincount(row_of_edge(rowptr)[keep], minlength=rowptr.numel() - 1).cumsum(0)

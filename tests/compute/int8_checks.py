@@ -44,7 +44,7 @@ def dense_of(adjacency: Adjacency) -> Tensor:
     matrix = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.float64).index_put_((dst, src), weight, True)
     matrix = matrix if adjacency.dst_scale is None else matrix * adjacency.dst_scale.double().unsqueeze(1)
     matrix = matrix if adjacency.src_scale is None else matrix * adjacency.src_scale.double()
-    return matrix + adjacency.root * torch.eye(*matrix.shape, dtype=torch.float64) if adjacency.root else matrix
+    return matrix if adjacency.diagonal is None else matrix + adjacency.diagonal.double().diag()
 
 
 def as_rows(value: Tensor, rows: Sequence[Tensor]) -> Tensor:

@@ -51,11 +51,14 @@ ADJACENCIES = {
     "gcn": lambda: Adjacency(g := square(), None, _factors(g), _factors(g)),
     "edge weights": lambda: Adjacency(square(weighted=True)),
     "other weights": lambda: Adjacency(g := square(weighted=True), g.value.flip(0).contiguous()),
-    "gin": lambda: Adjacency(square(), root=1.25),
-    "mean and own row": lambda: Adjacency(g := square(weighted=True), None, None, g.inverse_degree, 0.5),
+    "gin": lambda: Adjacency(g := square(), diagonal=torch.tensor(1.25).expand(g.num_dst)),
+    "mean and own row": lambda: Adjacency(
+        g := square(weighted=True), None, None, g.inverse_degree, torch.tensor(0.5).expand(g.num_dst)
+    ),
+    "loops of some nodes": lambda: Adjacency(g := square(), diagonal=torch.arange(g.num_dst) % 3 * 0.7),
     "few destinations": lambda: Adjacency(g := random_graph(60, 9, 200), None, None, g.inverse_degree),
     "few sources": lambda: Adjacency(random_graph(9, 60, 200, weighted=True)),
-    "no edges": lambda: Adjacency(random_graph(60, 60, 0), root=1.0),
+    "no edges": lambda: Adjacency(random_graph(60, 60, 0), diagonal=torch.ones(60)),
 }
 CASES = [("products", "none", False), ("products", "none", True)]
 CASES += [(first, name, False) for first in ("multiply", "aggregate") for name in ADJACENCIES]
@@ -410,3 +413,24 @@ def test_a_star_with_200_000_leaves(first, inwards):
         want = decoded(ops.quantize_rows(x.detach()))[1:].sum(0)
         step = float(want.abs().max()) / 127
         assert float((z - want).abs().max()) <= step / 2 + leaves * UNIT * float(xd.abs().max()) * leaves**0.5
+
+
+def test_sums_of_data_follow_the_diagonal():
+    """Remembered for a constant of the same number, expanded anew; made again for another number or vector."""
+    graph, x = square(), rows_of.Rows(*ops.quantize_rows(torch.randn(60, 17)))
+
+    def summed(diagonal):
+        adjacency = Adjacency(graph, diagonal=diagonal)
+        rows, fresh = adjacency.sum_of_data(x), adjacency.sum_rows(x, None)
+        assert torch.equal(rows.codes, fresh.codes) and torch.equal(rows.scale, fresh.scale)
+        return rows
+
+    first = summed(torch.tensor(1.25).expand(60))
+    assert summed(torch.tensor(1.25).expand(60)) is first
+    vector = torch.rand(60)
+    for diagonal in (torch.tensor(0.5).expand(60), None, vector, torch.rand(60), vector, vector.neg_(), None):
+        summed(diagonal)
+    assert summed(vector) is summed(vector)
+    with torch.inference_mode():
+        summed(torch.rand(60))
+    summed(None)

@@ -87,7 +87,7 @@ def _gin():
     return (
         layer,
         (edges(),),
-        Adjacency(graph_of(edges(), (NODES, NODES)).graph, root=1.25),
+        Adjacency(graph_of(edges(), (NODES, NODES)).graph, diagonal=torch.tensor(1.25).expand(NODES)),
         [first.weight],
         [first.bias],
     )

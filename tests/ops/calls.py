@@ -44,15 +44,23 @@ def weights(draw: Draw, nnz: int, columns: int) -> Tensor | None:
     return draw(st.sampled_from([None, floats(draw, nnz), floats(draw, nnz, heads)]))
 
 
+def diagonals(draw: Draw, num_src: int, num_dst: int) -> Tensor | None:
+    if num_src != num_dst:
+        return None
+    return draw(st.sampled_from([None, floats(draw, num_dst), floats(draw, 1).expand(num_dst)]))
+
+
 def spmm(draw: Draw) -> list[Any]:
     rowptr, col, num_src = structure(draw)
     columns = draw(COLUMNS)
     scales = [maybe(draw, floats(draw, count)) for count in (num_src, rowptr.numel() - 1)]
     x = floats(draw, num_src, columns).to(draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16])))
-    root = draw(st.sampled_from([0.0, 1.5])) if num_src == rowptr.numel() - 1 else 0.0
+    diagonal = diagonals(draw, num_src, rowptr.numel() - 1)
+    if diagonal is not None and x.dtype == torch.float64:
+        diagonal = diagonal.double()
     bias, rows = maybe(draw, floats(draw, columns)), maybe(draw, floats(draw, rowptr.numel() - 1, columns))
     value = weights(draw, col.numel(), columns)
-    return [rowptr, col, value, *scales, x, bias, root, rows, None, None, None, None]
+    return [rowptr, col, value, *scales, x, bias, diagonal, rows, None, None, None, None]
 
 
 def spmm_max(draw: Draw) -> list[Any]:

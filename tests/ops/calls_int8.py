@@ -13,7 +13,7 @@ from gossamer.ops import OPS
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.norm_act import Over
 
-from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, integers, maybe, structure, weights
+from .calls import COLUMNS, COUNTS, SEEDS, Draw, diagonals, floats, integers, maybe, structure, weights
 from .calls_layers import SLOPES, chain_keep, kept_codes
 
 
@@ -25,8 +25,8 @@ def spmm_int8(draw: Draw) -> list[Any]:
     rowptr, col, num_src = structure(draw)
     columns, num_dst = draw(COLUMNS), rowptr.numel() - 1
     weighted = [weights(draw, col.numel(), columns), floats(draw, num_src), maybe(draw, floats(draw, num_dst))]
-    root = draw(st.sampled_from([0.0, 1.5])) if num_src == num_dst else 0.0
-    ends = [maybe(draw, floats(draw, columns)), root, maybe(draw, floats(draw, num_dst, columns))]
+    diagonal = diagonals(draw, num_src, num_dst)
+    ends = [maybe(draw, floats(draw, columns)), diagonal, maybe(draw, floats(draw, num_dst, columns))]
     return [rowptr, col, *weighted, codes(draw, num_src, columns), maybe(draw, floats(draw, num_src)), *ends]
 
 

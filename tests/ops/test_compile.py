@@ -84,10 +84,11 @@ def test_attention_with_heads(graph):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_layers_are_made_of(graph, dynamic):
     """A product, a sum with a bias and the node's own row, norms with activation and dropout, two attentions."""
+    diagonal = torch.tensor(1.5).expand(400)
 
     def forward(x, weight, bias, att):
         h = linear(x, weight, bias)
-        h = spmm(graph, h, bias=bias, root=1.5, rows=h)
+        h = spmm(graph, h, bias=bias, diagonal=diagonal, rows=h)
         for over in (2, 3, 4):  # columns, rows, all
             h = norm_act(h, bias, bias, None, None, over, 1e-5, 3, 1.0, 0.2, 7)[0]
         p = gat_attention(graph, h[:, :2], h[:, 2:4]) + edge_softmax(graph, gatv2_logits(graph, h, h, att))
@@ -120,7 +121,7 @@ def test_a_new_number_of_rows_needs_no_new_graph():
         return module.forward
 
     def forward(rowptr, col, x):
-        return torch.ops.gossamer.spmm(rowptr, col, None, None, None, x, None, 0.0, None, None, None, None, None)
+        return torch.ops.gossamer.spmm(rowptr, col, None, None, None, x, None, None, None, None, None, None, None)
 
     compiled = torch.compile(forward, backend=backend, fullgraph=True, dynamic=True)
     for name in ("power law", "star", "isolated nodes", "bipartite, few sources"):

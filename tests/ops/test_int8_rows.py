@@ -33,6 +33,7 @@ from .test_kept_chain import keep
 from .test_norm_act import OVER, inputs
 from .test_quantize_rows import SEEDS, special_rows
 from .test_spmm import rand
+from .test_spmm_ends import constant, varying
 from .test_spmm_int8 import codes_of
 
 WIDTHS = range(1, 131)
@@ -132,11 +133,12 @@ def sum_arguments(graph, columns, turn):
     one, many = rand(graph.num_edges, seed=3), rand(graph.num_edges, graphs.HEADS.get(columns, 1), seed=4)
     dst_scale, src_scale = rand(graph.num_dst, seed=2), rand(graph.num_src, seed=5)
     bias, rows = rand(columns, seed=6) * 100, rand(graph.num_dst, columns, seed=7) * 100
-    root = 1.7 if turn % 3 and graph.num_src == graph.num_dst else 0.0
+    square = graph.num_src == graph.num_dst
+    diagonal = (None, constant(1.7, graph.num_dst), varying(graph.num_dst))[turn % 3] if square else None
     return (
         graph.rowptr, graph.col, (None, one, many)[turn % 3], rand(graph.num_src, seed=1).abs(),
         dst_scale if turn % 2 else None, codes_of(graph.num_src, columns), src_scale if turn % 4 > 1 else None,
-        bias if turn % 5 > 2 else None, root, rows if turn % 7 > 3 else None,
+        bias if turn % 5 > 2 else None, diagonal, rows if turn % 7 > 3 else None,
     )  # fmt: skip
 
 
@@ -163,19 +165,21 @@ def test_sum_is_the_references_where_no_order_matters(isa):
     """One edge to a row."""
     graph = graphs.graph("reversed star")
     for factor in factors(33):
-        args = (graph.rowptr, graph.col, None, rand(300).abs(), None, codes_of(300, 33), None, None, 1.5, None)
-        assert same(spmm_rows(*args, factor, 4), OPS["spmm_rows"].reference(*args, factor, 4))
+        for diagonal in (constant(1.5, 300), varying(300)):
+            sources = (None, rand(300).abs(), None, codes_of(300, 33), None)
+            args = (graph.rowptr, graph.col, *sources, None, diagonal, None)
+            assert same(spmm_rows(*args, factor, 4), OPS["spmm_rows"].reference(*args, factor, 4))
 
 
 def test_nan_scales_show_in_the_rows_of_a_sum(isa):
     graph = graphs.graph("isolated nodes")  # 9 -> 3, 3 -> 9, 4 -> 3
     scale = torch.ones(12)
     scale[9] = torch.nan
-    for root, nan in ((0.0, [3]), (1.0, [3, 9])):
-        args = (graph.rowptr, graph.col, None, scale, None, codes_of(12, 17), None, None, root, None)
+    for diagonal, nan in ((None, [3]), (constant(1.0, 12), [3, 9])):
+        args = (graph.rowptr, graph.col, None, scale, None, codes_of(12, 17), None, None, diagonal, None)
         found = spmm_rows(*args, None, None)[1]
         assert found.isnan().nonzero().flatten().tolist() == nan
-        assert root or not found[graph.degree == 0].any()  # no edges: zeros, scale 0
+        assert diagonal is not None or not found[graph.degree == 0].any()  # no edges: zeros, scale 0
 
 
 # Rows of chains -------------------------------------------------------------------------------------------------
@@ -364,10 +368,10 @@ def test_chains_of_float64_are_refused():
             call()
 
 
-def test_root_of_a_bipartite_sum_is_refused():
+def test_diagonal_of_a_bipartite_sum_is_refused():
     graph = graphs.small()
-    args = (graph.rowptr, graph.col, None, rand(5), None, codes_of(5, 3), None, None, 1.0, None, None, None)
-    with pytest.raises(ValueError, match=r"`root` needs as many sources as destinations \(got 5 and 4\)"):
+    args = (graph.rowptr, graph.col, None, rand(5), None, codes_of(5, 3), None, None, rand(4), None, None, None)
+    with pytest.raises(ValueError, match=r"`diagonal` needs as many sources as destinations \(got 5 and 4\)"):
         spmm_rows(*args)
 
 

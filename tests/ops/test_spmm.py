@@ -11,7 +11,7 @@ from gossamer.ops import OPS, spmm
 from . import graphs
 from .compare import UNIT, assert_sums_agree, on_baseline, same_bits, with_gradients
 
-NO_TRANSPOSE = (None, 0.0, None, None, None, None, None)  # nor bias, root, rows
+NO_TRANSPOSE = (None, None, None, None, None, None, None)  # nor bias, diagonal, rows
 
 
 def rand(*shape, seed=0, dtype=torch.float32):
@@ -161,9 +161,13 @@ def test_opcheck():
     value = rand(graph.num_edges, 2).requires_grad_()
     opcheck(OPS["spmm"].overload, (graph.rowptr, graph.col, None, None, None, x, *NO_TRANSPOSE))
     scales = (torch.rand(5), torch.rand(4))
-    ends = (rand(4).requires_grad_(), 0.0, rand(4, 4).requires_grad_())
+    ends = (rand(4).requires_grad_(), None, rand(4, 4).requires_grad_())
     transposed = (t.rowptr, t.col, graph.t_perm, None)
     opcheck(OPS["spmm"].overload, (graph.rowptr, graph.col, value, *scales, x, *ends, *transposed))
+    square, own = graphs.graph("self-loops"), rand(6, 4).requires_grad_()
+    for diagonal in (rand(6, seed=1), torch.tensor(1.5).expand(6)):
+        ends = (None, diagonal, None, None, None, None, None)
+        opcheck(OPS["spmm"].overload, (square.rowptr, square.col, None, None, None, own, *ends))
     half = x.detach().bfloat16().requires_grad_()
     opcheck(OPS["spmm"].overload, (graph.rowptr, graph.col, None, None, None, half, *NO_TRANSPOSE))
 

@@ -24,6 +24,7 @@ w_codes, w_scale = ops.quantize_rows(torch.randn(d, d))
 ids = torch.arange(n)
 mask = ops.dropout_keeping_mask(x, 0.5, 1)[1]
 w, b, per_row = torch.randn(d, d), torch.randn(d), torch.rand(n)
+diagonal = torch.tensor(1.5).expand(n)
 a, att = torch.randn(n, 4), torch.randn(4, d // 4)
 tail = (1e-5, 3, 1.0, 0.5, 1)  # eps, elu with its slope, dropout with its seed
 backward = torch.ops.gossamer.norm_act_backward
@@ -46,7 +47,8 @@ for call in json.load(sys.stdin):
 
 CALLS = [
     "ops.spmm(graph, x)",
-    "ops.spmm(graph, x, bias=b, root=1.0, rows=x)",
+    "ops.spmm(graph, x, bias=b, diagonal=diagonal, rows=x)",
+    "ops.spmm(graph, x, diagonal=per_row)",
     "ops.spmm(graph, x, reduce='max')",
     "ops.spmm_int8(graph, codes, scale)",
     "ops.sddmm(graph, x.view(n, 4, -1), x.view(n, 4, -1))",

@@ -202,4 +202,4 @@ def _sums_of_codes(
 
 
 def _sums(rowptr: Tensor, col: Tensor, w: Tensor, x: Tensor) -> Tensor:
-    return spmm_op(rowptr, col, w, None, None, x, None, 0.0, None, None, None, None, None)
+    return spmm_op(rowptr, col, w, None, None, x, None, None, None, None, None, None, None)

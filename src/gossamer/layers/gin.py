@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
 
@@ -68,7 +69,11 @@ class GINConv(pyg.GINConv):
         return self.nn.after_first(self._summed(weighted, h, h, first.bias))
 
     def _adjacency(self, weighted: Weighted) -> Adjacency:
-        return fixed_adjacency(weighted, REDUCE[self.aggr], 1.0 + float(self.eps))
+        return fixed_adjacency(weighted, REDUCE[self.aggr], self._diagonal(weighted.graph.num_dst, torch.float32))
+
+    def _diagonal(self, nodes: int, dtype: torch.dtype) -> Tensor:
+        """1 + eps for every node, expanded from one element."""
+        return (1.0 + self.eps.detach().double()).to(dtype).expand(nodes)
 
     def _summed(self, weighted: Weighted, x_src: Tensor, x_dst: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """The sum over neighbours, plus 1 + eps times the node's own row, plus a bias."""
@@ -77,5 +82,6 @@ class GINConv(pyg.GINConv):
         if x_dst is None:
             return ops.spmm(graph, x_src, value, reduce, bias=bias)
         if x_dst is x_src and not self.eps.requires_grad:
-            return ops.spmm(graph, x_src, value, reduce, bias=bias, root=1.0 + float(self.eps))
+            diagonal = self._diagonal(x_src.size(0), torch.promote_types(x_src.dtype, torch.float32))
+            return ops.spmm(graph, x_src, value, reduce, bias=bias, diagonal=diagonal)
         return ops.spmm(graph, x_src, value, reduce, bias=bias, rows=(1 + self.eps) * x_dst)

@@ -30,10 +30,10 @@ from .dense import apply_linear, entry_of, is_fixed, is_plain, linear, sums_data
 from .order import aggregate_first
 
 
-def fixed_adjacency(weighted: Weighted, reduce: Reduce, root: float = 0.0) -> Adjacency:
+def fixed_adjacency(weighted: Weighted, reduce: Reduce, diagonal: Tensor | None = None) -> Adjacency:
     """Sum or mean of neighbours, as int8 products take it."""
     graph, value, _ = weighted
-    return Adjacency(graph, value, None, graph.inverse_degree if reduce == "mean" else None, root)
+    return Adjacency(graph, value, None, graph.inverse_degree if reduce == "mean" else None, diagonal)
 
 
 def neighbours_and_root(

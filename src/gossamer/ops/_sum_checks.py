@@ -14,7 +14,8 @@ def refuse_gradient(**fixed: Tensor | None) -> None:
     """Raise for a factor that wants a gradient which this op does not give: leaving it out would be silent."""
     for name, tensor in fixed.items():
         if tensor is not None and tensor.requires_grad:
-            raise ValueError(f"`{name}` must not require grad: it has no gradient here. Detach it, or use `value`")
+            instead = "pass diagonal * x as `rows`" if name == "diagonal" else "use `value`"
+            raise ValueError(f"`{name}` must not require grad: it has no gradient here. Detach it, or {instead}")
 
 
 def heads_of(value: Tensor | None) -> int:
@@ -49,7 +50,16 @@ def check_weights(
             _checks.shape_of(name, scale, (count,), f"[{count}], one number per node")
 
 
-def check_ends(num_dst: int, x: Tensor, bias: Tensor | None, root: float, rows: Tensor | None) -> None:
+def plus_own_rows(out: Tensor, x: Tensor, diagonal: Tensor | None, scale: Tensor | None = None) -> Tensor:
+    """out_i + diagonal_i * scale_i * x_i. A zero is no self-loop: it adds nothing, even to an infinite x_i."""
+    if diagonal is None:
+        return out
+    by_row = [-1, *[1] * (x.dim() - 1)]
+    factor = diagonal if scale is None else diagonal * scale
+    return torch.where(diagonal.view(by_row) == 0, out, out + factor.view(by_row) * x)
+
+
+def check_ends(num_dst: int, x: Tensor, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None) -> None:
     """What is added to a row's sum or maximum."""
     if bias is not None:
         _checks.dtype_of("bias", bias, (torch.float32, torch.float64))
@@ -58,8 +68,11 @@ def check_ends(num_dst: int, x: Tensor, bias: Tensor | None, root: float, rows: 
         _checks.dtype_of("rows", rows, FLOATS)
         shape = (num_dst, x.size(1))
         _checks.shape_of("rows", rows, shape, f"{shape}, one row per destination")
-    if root != 0 and x.size(0) != num_dst:
-        raise ValueError(
-            f"`root` needs as many sources as destinations (got {x.size(0)} and {num_dst}); "
-            "add the destinations' rows yourself"
-        )
+    if diagonal is not None:
+        if x.size(0) != num_dst:
+            raise ValueError(
+                f"`diagonal` needs as many sources as destinations (got {x.size(0)} and {num_dst}); "
+                "add the destinations' rows yourself"
+            )
+        _checks.dtype_of("diagonal", diagonal, (torch.float64 if x.dtype == torch.float64 else torch.float32,))
+        _checks.shape_of("diagonal", diagonal, (num_dst,), f"[{num_dst}], one number per node")

@@ -120,7 +120,7 @@ def _sum(
     drop: float, seed: int, h: Tensor, h_scale: Tensor, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     p = gat_attention_op.reference(rowptr, col, a_src, a_dst, a_edge, slope, None, None)
-    out = int8_sum(rowptr, col, _dropped(p, drop, seed), h_scale, None, h, None, bias, 0.0, None)
+    out = int8_sum(rowptr, col, _dropped(p, drop, seed), h_scale, None, h, None, bias, None, None)
     return out, _log_sums(rowptr, leaky(gat_sums(rowptr, col, a_src, a_dst, a_edge), slope))
 
 
@@ -205,7 +205,7 @@ def _backward(
     dp = _dropped(placed(sddmm_int8.reference(t_rowptr, t_col, h, h_scale, g, g_scale, heads)), drop, seed)
     ds = p * (dp - placed(dots[dst])) * placed(leaky_derivative(s, slope))
     w = _dropped(p, drop, seed)[t_perm]
-    dh = int8_sum(t_rowptr, t_col, w, g_scale, None, g, None, None, 0.0, None)
+    dh = int8_sum(t_rowptr, t_col, w, g_scale, None, g, None, None, None, None)
     written = rounded(dh, factor, noise) if rows else (dh, g_scale.new_empty(0))
     return *written, sums_of_edges(t_rowptr, t_perm, ds), ds
 

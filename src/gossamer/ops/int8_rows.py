@@ -105,7 +105,7 @@ def _spmm(*args: Any) -> Rows:
 
 spmm_rows = define(
     "spmm_rows(Tensor rowptr, Tensor col, Tensor? value, Tensor scale, Tensor? dst_scale, Tensor codes, "
-    "Tensor? src_scale, Tensor? bias, float root, Tensor? rows, Tensor? factor, int? seed) -> (Tensor, Tensor)",
+    "Tensor? src_scale, Tensor? bias, Tensor? diagonal, Tensor? rows, Tensor? factor, int? seed) -> (Tensor, Tensor)",
     check=_check_spmm,
     reference=_spmm,
     fake=lambda rowptr, col, value, scale, dst, codes, *rest: _empty(rowptr.size(0) - 1, codes.size(1), scale),

@@ -63,11 +63,13 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     da = db = None
     dout = dout.contiguous()
     if ctx.needs_input_grad[2]:
-        da = spmm_op(rowptr, col, dout, None, None, b, None, 0.0, None, t_rowptr, t_col, t_perm, None)
+        da = spmm_op(rowptr, col, dout, None, None, b, None, None, None, t_rowptr, t_col, t_perm, None)
     if ctx.needs_input_grad[3]:
         if t_rowptr is None:
             t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, b.size(0))
-        db = spmm_op(t_rowptr, t_col, gather_rows(dout, t_perm), None, None, a, None, 0.0, None, None, None, None, None)
+        db = spmm_op(
+            t_rowptr, t_col, gather_rows(dout, t_perm), None, None, a, None, None, None, None, None, None, None
+        )
     return None, None, da, db, None, None, None, None
 
 

@@ -1,17 +1,20 @@
 """Neighbour sums: sparse matrix times dense rows.
 
-    sum:   out_i = dst_scale_i * sum over edges e = (j -> i) of value_e * src_scale_j * x_j + root * x_i + rows_i + bias
+    sum:   out_i = dst_scale_i * sum over edges e = (j -> i) of value_e * src_scale_j * x_j
+                   + diagonal_i * x_i + rows_i + bias
     mean:  the sum with dst_scale_i = 1 / max(degree_i, 1)
     max:   out_i = max over edges of value_e * x_j, 0 where there are none; ties go to the first edge (ops/spmm_max.py)
 
-`value` may have one column per head: [nnz, heads] with x [num_src, heads, width]. bfloat16 rows are summed in float32.
+`diagonal` [nodes] holds the weights of self-loops that are not among the edges; a zero is no loop. A constant one is
+expanded from one element, and nothing more is stored or read. `value` may have one column per head: [nnz, heads] with
+x [num_src, heads, width]. bfloat16 rows are summed in float32.
 
-    d x     = the same product with A transposed and the two scales exchanged, + root * dout
+    d x     = the same product with A transposed and the two scales exchanged, + diagonal * dout
     d bias  = column sums of dout,  d rows = dout
     d value = dst_scale_i * src_scale_j * <dout_i, x_j> per head                                      (ops/sddmm.py)
 
-With fixed values nothing is kept for backward but the graph itself. Cost: nnz * width multiplications, and as many
-elements read; the sum of a row is taken in edge order, so results do not depend on the number of threads.
+With fixed values nothing is kept for backward but the graph and the diagonal. Cost: nnz * width multiplications, and as
+many elements read; the sum of a row is taken in edge order, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch import Tensor
 
 from . import _checks
 from ._library import define
-from ._sum_checks import FLOATS, check_ends, check_heads, check_weights, heads_of, refuse_gradient
+from ._sum_checks import FLOATS, check_ends, check_heads, check_weights, heads_of, plus_own_rows, refuse_gradient
 from .csr import row_of_edge, transpose_csr
 from .gather_rows import gather_rows
 from .linear import bias_gradient
@@ -34,13 +37,13 @@ if TYPE_CHECKING:
 
 def _check(
     rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    bias: Tensor | None, root: float, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
+    bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
     t_perm: Tensor | None, t_value: Tensor | None,
 ) -> None:  # fmt: skip
     _checks.dtype_of("x", x, FLOATS)
     _checks.shape_of("x", x, (None, None), "[num_src, columns]")
     check_weights(rowptr, col, value, (src_scale, dst_scale), x)
-    check_ends(rowptr.numel() - 1, x, bias, root, rows)
+    check_ends(rowptr.numel() - 1, x, bias, diagonal, rows)
 
 
 def weights_of_edges(col: Tensor, value: Tensor | None, src_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -67,43 +70,43 @@ def weighted_sum(
 
 def _reference(
     rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    bias: Tensor | None, root: float, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
+    bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
     t_perm: Tensor | None, t_value: Tensor | None,
 ) -> Tensor:  # fmt: skip
     wide = x.float() if x.dtype == torch.bfloat16 else x
     out = weighted_sum(rowptr, col, value, src_scale, dst_scale, wide)
-    out = out if root == 0 else out + root * wide
+    out = plus_own_rows(out, wide, diagonal)
     out = out if rows is None else out + rows
     return (out if bias is None else out + bias).to(x.dtype)
 
 
 def _fake(
     rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    bias: Tensor | None, root: float, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
+    bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
     t_perm: Tensor | None, t_value: Tensor | None,
 ) -> Tensor:  # fmt: skip
     return x.new_empty(rowptr.size(0) - 1, x.size(1))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rowptr, col, value, src_scale, dst_scale, x, bias, ctx.root, rows, *transposed = inputs
-    refuse_gradient(src_scale=src_scale, dst_scale=dst_scale)
+    rowptr, col, value, src_scale, dst_scale, x, bias, diagonal, rows, *transposed = inputs
+    refuse_gradient(src_scale=src_scale, dst_scale=dst_scale, diagonal=diagonal)
     learn_value = value is not None and value.requires_grad
-    ctx.save_for_backward(rowptr, col, value, src_scale, dst_scale, x if learn_value else None, *transposed)
+    ctx.save_for_backward(rowptr, col, value, src_scale, dst_scale, x if learn_value else None, diagonal, *transposed)
     ctx.num_src = x.size(0)
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.rows_dtype = None if rows is None else rows.dtype
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    rowptr, col, value, src_scale, dst_scale, x, t_rowptr, t_col, t_perm, t_value = ctx.saved_tensors
+    rowptr, col, value, src_scale, dst_scale, x, diagonal, t_rowptr, t_col, t_perm, t_value = ctx.saved_tensors
     dx = dvalue = None
     if ctx.needs_input_grad[5]:
         if t_rowptr is None:
             t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, ctx.num_src)
         if value is not None and t_value is None:
             t_value = gather_rows(value, t_perm)
-        own = (None, ctx.root, None, None, None, None, None)
+        own = (None, diagonal, None, None, None, None, None)
         dx = spmm_op(t_rowptr, t_col, t_value, dst_scale, src_scale, dout.contiguous(), *own)
     if ctx.needs_input_grad[2]:
         from .sddmm import edge_gradient
@@ -116,7 +119,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
 
 spmm_op = define(
     "spmm(Tensor rowptr, Tensor col, Tensor? value, Tensor? src_scale, Tensor? dst_scale, Tensor x, "
-    "Tensor? bias, float root, Tensor? rows, Tensor? t_rowptr, Tensor? t_col, Tensor? t_perm, Tensor? t_value) "
+    "Tensor? bias, Tensor? diagonal, Tensor? rows, Tensor? t_rowptr, Tensor? t_col, Tensor? t_perm, Tensor? t_value) "
     "-> Tensor",
     check=_check,
     reference=_reference,
@@ -132,14 +135,14 @@ def spmm(
     value: Tensor | None = None,
     reduce: Literal["sum", "mean", "max"] = "sum",
     bias: Tensor | None = None,
-    root: float = 0.0,
+    diagonal: Tensor | None = None,
     rows: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
     """Sum, mean or maximum of the neighbours' rows; `value` (CSR order) replaces the graph's own edge weights.
 
     `scale` [nodes] multiplies each edge's weight by fixed factors of its source and of its destination (sums only).
-    `root` times the node's own row, its row in `rows` [num_dst, ..] and `bias` are added in the same pass.
+    `diagonal` [nodes] times the node's own row, its row in `rows` [num_dst, ..] and `bias` are added in the same pass.
     """
     from .spmm_max import spmm_max
 
@@ -152,8 +155,9 @@ def spmm(
         raise ValueError(f"`scale` goes with reduce='sum' alone (got {reduce!r})")
     if reduce == "max":
         top = spmm_max(graph, x, weights)
-        check_ends(graph.num_dst, x, bias, root, rows)
-        top = top if root == 0 else top.add(x, alpha=root)
+        check_ends(graph.num_dst, x, bias, diagonal, rows)
+        refuse_gradient(diagonal=diagonal)
+        top = plus_own_rows(top, x, diagonal)
         top = top if rows is None else top + rows.to(x.dtype)
         return top if bias is None else top + bias.to(x.dtype)
     flat = x.flatten(1) if x.dim() == 3 else x
@@ -164,5 +168,6 @@ def spmm(
         order = (None, t.value) if value is None else (graph.t_perm, None)  # the graph's own weights are sorted already
         transposed = (t.rowptr, t.col, *order)
     dst_scale = graph.inverse_degree if reduce == "mean" else scale
-    out = spmm_op(graph.rowptr, graph.col, weights, scale, dst_scale, flat.contiguous(), bias, root, rows, *transposed)
+    ends = (bias, diagonal, rows)
+    out = spmm_op(graph.rowptr, graph.col, weights, scale, dst_scale, flat.contiguous(), *ends, *transposed)
     return out.view(graph.num_dst, *x.shape[1:])

@@ -1,13 +1,13 @@
 """Neighbour sums over rows of int8 codes.
 
     out_i = dst_scale_i * sum over edges e = (j -> i) of (value_e * src_scale_j * scale_j) * codes_j
-            + root * scale_i * codes_i + rows_i + bias,                                                 float32
+            + diagonal_i * scale_i * codes_i + rows_i + bias,                                           float32
 
 A row's scale folds into the weight of each edge, so a gathered row costs a quarter of the bytes of float32 and one more
 multiplication per edge. Equal to `spmm` on the decoded rows up to float32 rounding. Codes come from quantize_rows.
 
     d value = dst_scale_i * src_scale_j * scale_j * <dout_i, codes_j>       d bias = column sums of dout, d rows = dout
-    d scale_j = <(A^T dout)_j + root * dout_j, codes_j>
+    d scale_j = <(A^T dout)_j + diagonal_j * dout_j, codes_j>
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import _checks
 from ._library import define
-from ._sum_checks import check_ends, check_heads, check_weights, refuse_gradient
+from ._sum_checks import check_ends, check_heads, check_weights, plus_own_rows, refuse_gradient
 from .csr import transpose_csr
 from .gather_rows import gather_rows
 from .linear import column_sums
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 def check_sum(
     rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None = None, bias: Tensor | None = None, root: float = 0.0, rows: Tensor | None = None,
+    src_scale: Tensor | None = None, bias: Tensor | None = None, diagonal: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> None:  # fmt: skip
     """What every neighbour sum of int8 rows asks of its arguments."""
     _checks.dtype_of("codes", codes, (torch.int8,))
@@ -39,7 +40,7 @@ def check_sum(
     _checks.dtype_of("scale", scale, (torch.float32,))
     _checks.shape_of("scale", scale, (codes.size(0),), f"[{codes.size(0)}], one number per row of `codes`")
     check_weights(rowptr, col, value, (src_scale, dst_scale), codes)
-    check_ends(rowptr.numel() - 1, codes, bias, root, rows)
+    check_ends(rowptr.numel() - 1, codes, bias, diagonal, rows)
 
 
 def of_sources(scale: Tensor, src_scale: Tensor | None) -> Tensor:
@@ -49,12 +50,13 @@ def of_sources(scale: Tensor, src_scale: Tensor | None) -> Tensor:
 
 def int8_sum(
     rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None = None, bias: Tensor | None = None, root: float = 0.0, rows: Tensor | None = None,
+    src_scale: Tensor | None = None, bias: Tensor | None = None, diagonal: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The definition of `spmm_int8`."""
     wide = codes.to(torch.float32)
     out = weighted_sum(rowptr, col, value, of_sources(scale, src_scale), dst_scale, wide)
-    out = out if root == 0 else out + wide * (root * scale).unsqueeze(1)
+    out = plus_own_rows(out, wide, diagonal, scale)
     out = out if rows is None else out + rows
     return (out if bias is None else out + bias).to(torch.float32)
 
@@ -64,15 +66,15 @@ def _fake(rowptr: Tensor, col: Tensor, value: Any, scale: Tensor, dst_scale: Any
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *first, src_scale, _, ctx.root, _ = inputs
-    refuse_gradient(dst_scale=inputs[4], src_scale=src_scale)
-    ctx.save_for_backward(*first, src_scale)
+    *first, src_scale, _, diagonal, _ = inputs
+    refuse_gradient(dst_scale=inputs[4], src_scale=src_scale, diagonal=diagonal)
+    ctx.save_for_backward(*first, src_scale, diagonal)
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     from .sddmm import edge_gradient
 
-    rowptr, col, value, scale, dst_scale, codes, src_scale = ctx.saved_tensors
+    rowptr, col, value, scale, dst_scale, codes, src_scale, diagonal = ctx.saved_tensors
     dvalue = dscale = None
     rows = codes.to(torch.float32)
     needs = (*ctx.needs_input_grad, *[False] * 4)  # torch leaves out last arguments that equal their defaults
@@ -82,7 +84,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     if needs[3]:
         t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, codes.size(0))
         t_value = None if value is None else gather_rows(value, t_perm)
-        own = (None, ctx.root, *[None] * 5)
+        own = (None, diagonal, *[None] * 5)
         back = spmm_op(t_rowptr, t_col, t_value, dst_scale, src_scale, dout.contiguous(), *own)
         dscale = (back * rows).sum(1)
     dbias = column_sums(dout.contiguous()) if needs[7] else None
@@ -91,7 +93,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
 
 spmm_int8_op = define(
     "spmm_int8(Tensor rowptr, Tensor col, Tensor? value, Tensor scale, Tensor? dst_scale, Tensor codes, "
-    "Tensor? src_scale=None, Tensor? bias=None, float root=0.0, Tensor? rows=None) -> Tensor",
+    "Tensor? src_scale=None, Tensor? bias=None, Tensor? diagonal=None, Tensor? rows=None) -> Tensor",
     check=check_sum,
     reference=int8_sum,
     fake=_fake,

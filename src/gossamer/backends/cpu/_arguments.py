@@ -23,6 +23,13 @@ def as_float(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.to(F32).contiguous()
 
 
+def stepped(diagonal: Tensor | None) -> tuple[Tensor | None, int]:
+    """What kernels expect of a diagonal: contiguous with step 1, or expanded from one element with step 0."""
+    if diagonal is None or diagonal.stride(0) == 0:
+        return diagonal, 0
+    return diagonal.contiguous(), 1
+
+
 def contiguous(*tensors: Tensor | None) -> list[Any]:
     """Each tensor contiguous; None stays None."""
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]

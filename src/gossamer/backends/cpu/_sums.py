@@ -10,19 +10,20 @@ from torch import Tensor
 from ... import memory
 from ...native import num_threads
 from ...ops._sum_checks import heads_of
-from ._arguments import as_float, at
+from ._arguments import as_float, at, stepped
 
 
 def sum_rows(
     kernel: Callable[..., None], rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None,
-    dst_scale: Tensor | None, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None, root: float = 0.0,
-    rows: Tensor | None = None, own_scale: Tensor | None = None,
+    dst_scale: Tensor | None, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None,
+    diagonal: Tensor | None = None, rows: Tensor | None = None, own_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     rowptr, col, x, num_dst = rowptr.contiguous(), col.contiguous(), x.contiguous(), rowptr.numel() - 1
     value, src_scale, dst_scale, bias, rows = (as_float(t) for t in (value, src_scale, dst_scale, bias, rows))
+    diagonal, step = stepped(diagonal)
     out = memory.empty([num_dst, x.size(1)], dtype)
     kernel(
         at(rowptr), at(col), num_dst, at(value), at(src_scale), at(dst_scale), heads_of(value),
-        at(bias), root, at(rows), at(own_scale), at(x), at(out), x.size(1), num_threads(),
+        at(bias), at(diagonal), step, at(rows), at(own_scale), at(x), at(out), x.size(1), num_threads(),
     )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ from ...ops._library import OPS, implement
 from ...ops._sum_checks import heads_of
 from ...ops.norm_act import Over
 from ...ops.spmm_int8 import of_sources
-from ._arguments import MASK64, as_float, at, contiguous, enough, noise
+from ._arguments import MASK64, as_float, at, contiguous, enough, noise, stepped
 from ._chain_keep import keeping
 from ._int8_rows import NO_TERMS, Rows, RowsTo, empty_rows
 from ._kept_chain import contiguous_kept, decoder, run_tiles
@@ -40,15 +40,16 @@ def _int8_linear_rows(
 
 def _spmm_rows(
     rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None, bias: Tensor | None, root: float, rows: Tensor | None, factor: Tensor | None,
-    seed: int | None,
+    src_scale: Tensor | None, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None,
+    factor: Tensor | None, seed: int | None,
 ) -> Rows:  # fmt: skip
     rowptr, col, codes, scale, factor = contiguous(rowptr, col, codes, scale, factor)
     sources = of_sources(scale, src_scale).float().contiguous()
     value, dst_scale, bias, rows = (as_float(t) for t in (value, dst_scale, bias, rows))
     to, to_scale = empty_rows(rowptr.numel() - 1, codes.size(1))
     weights = (at(value), at(sources), at(dst_scale), heads_of(value))
-    end = (at(bias), root, at(rows), at(scale))
+    diagonal, step = stepped(diagonal)
+    end = (at(bias), at(diagonal), step, at(rows), at(scale))
     written = (at(to), at(to_scale), at(factor), *noise(seed), codes.size(1), num_threads())
     enough(library.spmm_rows(at(rowptr), at(col), to.size(0), *weights, *end, at(codes), *written))
     return to, to_scale

@@ -13,12 +13,12 @@ from ._sums import sum_rows
 
 def _spmm(
     rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    bias: Tensor | None, root: float, rows: Tensor | None, *transposed: Tensor | None,
+    bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, *transposed: Tensor | None,
 ) -> Tensor:  # fmt: skip
     kernel = {F32: library.spmm_f32, torch.bfloat16: library.spmm_bf16}.get(x.dtype)
     if kernel is None:
-        return OPS["spmm"].reference(rowptr, col, value, src_scale, dst_scale, x, bias, root, rows, *transposed)
-    return sum_rows(kernel, rowptr, col, value, src_scale, dst_scale, x, x.dtype, bias, root, rows)
+        return OPS["spmm"].reference(rowptr, col, value, src_scale, dst_scale, x, bias, diagonal, rows, *transposed)
+    return sum_rows(kernel, rowptr, col, value, src_scale, dst_scale, x, x.dtype, bias, diagonal, rows)
 
 
 implement(OPS["spmm"], "cpu", _spmm)

@@ -13,12 +13,13 @@ from ._sums import sum_rows
 
 def _spmm_int8(
     rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None = None, bias: Tensor | None = None, root: float = 0.0, rows: Tensor | None = None,
+    src_scale: Tensor | None = None, bias: Tensor | None = None, diagonal: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     scale = scale.contiguous()
     sources = of_sources(scale, src_scale)
     return sum_rows(
-        library.spmm_int8, rowptr, col, value, sources, dst_scale, codes, F32, bias, root, rows, scale
+        library.spmm_int8, rowptr, col, value, sources, dst_scale, codes, F32, bias, diagonal, rows, scale
     )  # fmt: skip
 
 
