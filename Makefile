@@ -48,7 +48,7 @@ sanitize: $(VENV)/installed
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 GOSSAMER_POOL_BYTES=0 PYTHONMALLOC=malloc \
 	    $(call test_native,sanitize) -s \
-	    tests/ops tests/codecs tests/test_graph.py tests/test_graph_build.py --ignore tests/ops/test_compile.py
+	    tests/ops tests/codecs tests/graph/test_graph.py tests/graph/test_build.py --ignore tests/ops/test_compile.py
 
 # The AVX-512 kernels on a processor that has AVX2 alone: every intrinsic a loop over its lanes (csrc/emulate_avx512.h).
 emulate: $(VENV)/installed

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ops import _checks
-from .ops.csr import MAX_NODES, coo_to_csr, row_of_edge
+from ..ops import _checks
+from ..ops.csr import MAX_NODES, coo_to_csr, row_of_edge
 
 Parts = tuple[Tensor, Tensor, int, Tensor | None, Tensor | None]
 MERGES = ("keep", "sum", "mean", "max")

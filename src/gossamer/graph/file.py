@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .atomic import replacing
-from .ops._checks import first_outside
+from ..atomic import replacing
+from ..ops._checks import first_outside
 
 if TYPE_CHECKING:
     from .graph import Graph

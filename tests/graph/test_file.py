@@ -11,7 +11,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from gossamer import Graph, graph_file, ops
+from gossamer import Graph, ops
+from gossamer.graph import file as graph_file
 
 
 def make(nnz: int = 50, weighted: bool = True, duplicates: str = "keep") -> Graph:

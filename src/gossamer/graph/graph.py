@@ -18,10 +18,11 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from . import graph_build, graph_file, memory
-from .ops import _checks
-from .ops.csr import row_of_edge, transpose_csr
-from .ops.gather_rows import gather_rows
+from .. import memory
+from ..ops import _checks
+from ..ops.csr import row_of_edge, transpose_csr
+from ..ops.gather_rows import gather_rows
+from . import build, file
 
 Duplicates = Literal["keep", "sum", "mean", "max"]
 
@@ -39,13 +40,13 @@ class Graph:
     def __init__(
         self, rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None = None, perm: Tensor | None = None
     ) -> None:
-        graph_build.check_count("num_src", num_src)
+        build.check_count("num_src", num_src)
         _checks.csr(rowptr, col, num_src)
         for name, tensor in (("value", value), ("perm", perm)):
             if tensor is not None:
                 _checks.shape_of(name, tensor, (col.numel(),), f"[{col.numel()}], one number per edge")
         if value is not None:
-            graph_build.check_fixed("value", value)
+            build.check_fixed("value", value)
         value = None if value is None else value.to(torch.float32).contiguous()
         fields = {"rowptr": rowptr, "col": col, "num_src": num_src, "value": value, "perm": perm, "_cache": {}}
         for name, field in fields.items():
@@ -70,7 +71,7 @@ class Graph:
         weight: one number per edge. duplicates: keep repeated edges, or merge them and their weights by
         sum, mean or max; merged edges are ordered by source and have no `perm`.
         """
-        return cls(*graph_build.from_edge_index(edge_index, num_nodes, weight, duplicates))
+        return cls(*build.from_edge_index(edge_index, num_nodes, weight, duplicates))
 
     @classmethod
     def from_data(cls, data: Any, duplicates: Duplicates = "keep") -> Graph:
@@ -91,21 +92,21 @@ class Graph:
     @classmethod
     def from_torch_sparse(cls, matrix: Tensor) -> Graph:
         """From a `torch.sparse` COO, CSR or CSC matrix with destinations as rows: PyG's `adj_t`."""
-        return cls(*graph_build.from_torch_sparse(matrix))
+        return cls(*build.from_torch_sparse(matrix))
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
         """From a SciPy sparse matrix with destinations as rows; transpose one that has sources as rows."""
-        return cls(*graph_build.from_scipy(matrix))
+        return cls(*build.from_scipy(matrix))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as safetensors: to a temporary file first, then renamed, so a crash never leaves half a file."""
-        graph_file.save(self, path)
+        file.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Graph:
         """Read what `save` wrote, memory-mapped; the structure is checked once, weights are read when they are used."""
-        return cls(*graph_file.load(path))
+        return cls(*file.load(path))
 
     # Facts ------------------------------------------------------------------------------------------------------
 
@@ -205,18 +206,18 @@ class Graph:
         unweighted whatever `fill` is.
         """
         self._require_square("with_self_loops")
-        return Graph(*graph_build.with_self_loops(self.rowptr, self.col, self.value, fill))
+        return Graph(*build.with_self_loops(self.rowptr, self.col, self.value, fill))
 
     def without_self_loops(self) -> Graph:
         self._require_square("without_self_loops")
         keep = row_of_edge(self.rowptr) != self.col
-        return Graph(*graph_build.filter_edges(self.rowptr, self.col, self.num_src, self.value, keep))
+        return Graph(*build.filter_edges(self.rowptr, self.col, self.num_src, self.value, keep))
 
     def gcn_norm(self, improved: bool = False, add_self_loops: bool = True) -> Graph:
         """Weights D^-1/2 (A + I) D^-1/2 with D the weighted in-degree: PyG's `gcn_norm`."""
         self._require_square("gcn_norm")
         graph = self.with_self_loops(2.0 if improved else 1.0) if add_self_loops else self
-        return graph.with_value(graph_build.symmetric_weights(graph.rowptr, graph.col, graph.value))
+        return graph.with_value(build.symmetric_weights(graph.rowptr, graph.col, graph.value))
 
     def mean_norm(self) -> Graph:
         """Weights divided by the number of incoming edges: A X is then PyG's mean aggregation."""
