@@ -15,7 +15,7 @@ compare: $(VENV)/installed
 	$(BIN)/gossamer compare $(DATASET) --out compare/$(DATASET) --resume
 
 # Some tests beside all others: each test runs on one thread, so that two cores are put to use.
-BESIDE := tests/ops tests/compute tests/layers tests/activations
+BESIDE := tests/ops tests/compute tests/layers tests/activations tests/saved_tensors
 BESIDE_LOG := $(VENV)/test-beside.log
 test: $(VENV)/installed lint
 	@echo "$(BIN)/pytest $(BESIDE) > $(BESIDE_LOG) &"
@@ -54,7 +54,7 @@ sanitize: $(VENV)/installed
 emulate: $(VENV)/installed
 	$(call build_native,emulate,-C cmake.define.GOSSAMER_EMULATE=ON)
 	$(call test_native,emulate) -k avx512 tests/ops tests/codecs
-	$(call test_native,emulate) tests/compute tests/layers tests/activations
+	$(call test_native,emulate) tests/compute tests/layers tests/activations tests/saved_tensors
 
 # Another build of the native module in build/$(1), and pytest on it.
 define build_native

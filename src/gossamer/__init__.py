@@ -1,7 +1,6 @@
 """Gossamer: graph neural networks that weigh next to nothing."""
 
 from . import codecs, datasets, kernels, measure, memory, ops, report
-from .activations import compressed_activations
 from .checkpoint import BadCheckpoint
 from .codecs import Blockwise, Codec, Codes, Projected, RowInt8, Uniform
 from .compare import compare
@@ -9,6 +8,7 @@ from .compute.watch import precision
 from .graph import Graph
 from .pyg import NothingToLighten, lighten_, restore_
 from .recipe import Exact, Float32, Int8, Keep, Published, Recipe, UnknownRecipe, recipes
+from .saved_tensors import compressed_activations
 from .train import TrainingDiverged, train
 
 if kernels.native:

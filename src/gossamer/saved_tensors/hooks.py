@@ -10,8 +10,8 @@ its recipes keep less; this is for all others.
 
 After each call of a torch function the backward nodes that it made are looked at, and what they saved is replaced by
 few bits (`SavedTensor.register_hooks`) if the node is known to use it linearly, for its sign alone, or as a mask:
-hook_rules.py. Elementwise functions such as GELU keep their slope: hook_slopes.py. **Everything else is kept as it
-is**, by torch and with torch's own checks: softmax, exp, divisors, maxima, most losses, fused attention, custom
+rules.py. Elementwise functions such as GELU keep their slope: slopes.py. **Everything else is kept as it is**, by
+torch and with torch's own checks: softmax, exp, divisors, maxima, most losses, fused attention, custom
 `torch.autograd.Function`s, `torch.jit` and `torch.compile`d code. So are parameters with their views and casts, data
 that the caller holds, complex and sparse tensors, tensors with less than `least` elements, and tensors that another op
 keeps whole anyway.
@@ -38,12 +38,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..activations.plan import LEAST, plan_of
 from ..codecs import Codec
-from . import hook_slopes
-from .hook_account import Account, layer_here, refuse_when_compiled
-from .hook_codes import Bits, Coded, Shelf, Storages, restore, share_memory
-from .hook_rules import Keeping, is_parameter, is_plain, keeping, nodes_since, saved_names
-from .plan import LEAST, plan_of
+from ..state.location import layer_here
+from . import slopes
+from .account import Account, refuse_when_compiled
+from .codes import Bits, Coded, Shelf, Storages, restore, share_memory
+from .rules import Keeping, is_parameter, is_plain, keeping, nodes_since, saved_names
 
 _here = threading.local()  # .active: the innermost block of this thread
 
@@ -78,8 +79,8 @@ class _Compressing(TorchFunctionMode):
         plan = plan_of(codec)
         assert plan is not None  # it is for settings that keep everything
         values: Any = plan.values
-        slopes = dataclasses.replace(values, bits=plan.slopes) if hasattr(values, "bits") else values
-        self._codecs = {Keeping.ROWS: plan.rows, Keeping.VALUES: plan.values, Keeping.SLOPE: slopes}
+        of_slopes = dataclasses.replace(values, bits=plan.slopes) if hasattr(values, "bits") else values
+        self._codecs = {Keeping.ROWS: plan.rows, Keeping.VALUES: plan.values, Keeping.SLOPE: of_slopes}
         self._least = least
         self._random = random.Random(int(torch.randint(2**63 - 1, ())))
         self._shelf = Shelf()
@@ -91,10 +92,10 @@ class _Compressing(TorchFunctionMode):
         named = kwargs or {}
         if torch.compiler.is_compiling() or not self._watching():
             return func(*args, **named)
-        if func in hook_slopes.ELEMENTWISE:
-            x = hook_slopes.operand(args, named)
+        if func in slopes.ELEMENTWISE:
+            x = slopes.operand(args, named)
             if x is not None and x.requires_grad and self._why_left(x, Keeping.SLOPE, func, ()) is None:
-                return self._with_slope(hook_slopes.apply(func, x, args, named), func)
+                return self._with_slope(slopes.apply(func, x, args, named), func)
         start = torch._C._autograd._get_sequence_nr()
         result = func(*args, **named)
         if isinstance(result, (Tensor, tuple, list)):

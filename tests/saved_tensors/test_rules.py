@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import gossamer as gs
-from gossamer.activations import hook_rules, hook_slopes
+from gossamer.saved_tensors import rules, slopes
 
 ROWS, COLUMNS, DRAWS = 64, 16, 40
 LARGEST = 2.0
@@ -221,8 +221,8 @@ def test_fewer_bytes_and_the_same_output(name: str) -> None:
 
 
 def test_would_be_biased_without_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(hook_rules.VALUES, "LogBackward0", ("self",))
-    monkeypatch.setattr(hook_slopes, "ELEMENTWISE", frozenset())
+    monkeypatch.setitem(rules.VALUES, "LogBackward0", ("self",))
+    monkeypatch.setattr(slopes, "ELEMENTWISE", frozenset())
     assert z_scores(EXACT["log"], 0.5).square().mean() > 2 * LARGEST
 
 
@@ -250,11 +250,11 @@ def test_every_rule_is_tested() -> None:
     made = set()
     for function in (PRODUCTS | VALUES | SIGNS).values():
         x, y = (torch.randn(ROWS, COLUMNS, requires_grad=True) + 0.5 for _ in range(2))
-        made |= {type(node).__name__ for node in hook_rules.nodes_since(0, [function(x, y)])}
+        made |= {type(node).__name__ for node in rules.nodes_since(0, [function(x, y)])}
     elsewhere = {"CudnnBatchNormBackward0", "FusedRmsNormBackward0", "LinearBackward0"}
-    assert (hook_rules.PRODUCTS | hook_rules.VALUES | hook_rules.SIGNS).keys() - made == elsewhere
+    assert (rules.PRODUCTS | rules.VALUES | rules.SIGNS).keys() - made == elsewhere
 
 
 def test_every_elementwise_function_is_tested() -> None:
     tested = {name.split()[0] for name in STEPS | SLOPES}
-    assert {function.__name__.strip("_") for function in hook_slopes.ELEMENTWISE} <= tested | {"log_sigmoid"}
+    assert {function.__name__.strip("_") for function in slopes.ELEMENTWISE} <= tested | {"log_sigmoid"}
