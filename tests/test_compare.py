@@ -19,7 +19,7 @@ from gossamer.comparing.settings import Settings, examine, seeds_of
 from gossamer.comparing.variants import CSR, EDGE_INDEX, Variant, adjacency_of, prepare, variants_of, why_not
 from gossamer.comparing.worker import Job, steady_seconds, toy_graphs, toy_nodes
 from gossamer.datasets.pyg_data import make_data
-from gossamer.measuring import fresh_process
+from gossamer.measurement import fresh_process
 
 BASE, FAST, OURS = Variant(EDGE_INDEX, "PyG edge_index"), Variant(CSR, "PyG CSR"), variants_of(["float32"], [])[0]
 QUICK: dict[str, Any] = {"epochs": 2, "width": 8, "layers": 2, "progress": False, "recipes": ["float32"]}

@@ -1,6 +1,7 @@
 """Gossamer: graph neural networks that weigh next to nothing."""
 
-from . import codecs, datasets, kernels, measure, memory, ops, report
+from . import codecs, datasets, kernels, memory, ops, report
+from . import measurement as measure
 from .checkpoint import BadCheckpoint
 from .codecs import Blockwise, Codec, Codes, Projected, RowInt8, Uniform
 from .compare import compare

@@ -22,8 +22,8 @@ from .comparing.progress import Bars
 from .comparing.settings import RECIPES, Settings, examine, seeds_of
 from .comparing.variants import Variant, variants_of, why_not
 from .comparing.worker import Job, run
-from .measuring import fresh_process
-from .measuring.fresh_process import FreshProcessError
+from .measurement import fresh_process
+from .measurement.fresh_process import FreshProcessError
 from .recipe import Recipe
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gossamer.cli import app
 from gossamer.cli.compare import names
 from gossamer.comparing.worker import Job
-from gossamer.measuring import fresh_process
+from gossamer.measurement import fresh_process
 
 QUICK = ("--epochs", "2", "--seeds", "1", "--width", "8")
 

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .. import kernels
-from ..measuring.machine import cpu_name
+from ..measurement.machine import cpu_name
 from ..recipe import recipes
 from .settings import RUN_FIELDS, Settings
 from .variants import CSR, Variant

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import datasets, measure, models
+from .. import datasets, measurement, models
 from ..datasets import GraphList
 from ..datasets.pyg_data import make_data
-from ..measuring import fresh_process
+from ..measurement import fresh_process
 from ..train import train
 from ..training.data import graph_split, is_graph_level, load
 from ..training.examples import examples_of
@@ -51,7 +51,7 @@ def run(job: Job) -> dict[str, Any]:
         if not isinstance(data, GraphList) and data.edge_index is None:
             data.edge_index = datasets.edge_index(data)  # a stored stream has rowptr and col
         adjacency = adjacency_of(job.variant, job.settings.model, data)
-        with measure.peak() as peak:
+        with measurement.peak() as peak:
             model, result = train_variant(job, data, adjacency, _tell)
         kept = kept_bytes(job, model, data, adjacency)
     found = {"seed": job.seed, "test": result.test, "val": result.val, "best_epoch": result.best_epoch}
@@ -100,7 +100,7 @@ def kept_bytes(job: Job, model: nn.Module, data: Any, adjacency: Any) -> int:
     seed_all(job.seed)  # the same batch for all variants
     batch = next(iter(examples.batches()))
     model.train()
-    return measure.kept_bytes(
+    return measurement.kept_bytes(
         lambda: examples.task.loss(batch.predict(model, examples.task), batch.y), exclude=[model, batch, data]
     )
 

@@ -16,7 +16,7 @@ from torch import nn
 import gossamer as gs
 from gossamer import measure
 from gossamer.datasets.pyg_data import make_data
-from gossamer.measuring import fresh_process, peak_memory
+from gossamer.measurement import fresh_process, peak_memory, saved_memory
 
 MB = 2**20
 
@@ -103,7 +103,7 @@ def test_sparse_matrices_count_with_all_their_parts() -> None:
     dense = torch.eye(20)
     x = torch.rand(20, 3, requires_grad=True)
     for matrix in (dense.to_sparse_csr(), dense.to_sparse_csc(), dense.to_sparse_coo().coalesce()):
-        parts = measure._parts(matrix)
+        parts = saved_memory._parts(matrix)
         assert len(parts) == (2 if matrix.layout == torch.sparse_coo else 3)
         assert sum(part.nbytes for part in parts) >= 20 * (4 + 8)
         with measure.kept() as counted:
@@ -251,8 +251,8 @@ def test_only_functions_that_another_interpreter_finds(function) -> None:
 def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import gossamer as gs, test_measure\n"
-        f"gs.measure.in_fresh_process(test_measure.sleep_long, {str(note)!r})"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import gossamer as gs, test_measurement\n"
+        f"gs.measure.in_fresh_process(test_measurement.sleep_long, {str(note)!r})"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     wait_until(lambda: note.exists() and note.read_text())

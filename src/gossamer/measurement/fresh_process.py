@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 BOOT = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
-from gossamer.measuring.fresh_process import child
+from gossamer.measurement.fresh_process import child
 child({descriptor})
 """
 

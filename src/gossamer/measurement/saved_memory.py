@@ -1,26 +1,9 @@
-"""What a computation costs: bytes kept for backward, peak memory, seconds.
-
-    with measure.kept(exclude=[model, data]) as kept:       what autograd holds between forward and backward
-        loss = step()
-    print(kept)                                             every tensor, largest first; kept.bytes is their sum
-
-    with measure.peak() as peak:                            resident memory at its highest, above that at the start
-        train()
-    print(peak.bytes)
-
-    measure.kept_bytes(step), measure.epoch_seconds(step)   the same for one function, and its time
-    measure.in_fresh_process(function, ...)                 value, peak and seconds in an interpreter of its own
-
-Kept bytes say what a method saves by design; the peak says what it saves on this machine, allocator included. Measure
-the peak in a fresh process: memory that earlier work left behind would be used again without being seen.
-"""
+"""The bytes that autograd holds between forward and backward, tensor by tensor."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import statistics
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,23 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .graph import Graph
-from .measuring.fresh_process import Fresh, FreshProcessError, in_fresh_process
-from .measuring.peak_memory import Peak, peak
-
-__all__ = [
-    "Fresh",
-    "FreshProcessError",
-    "Kept",
-    "KeptTensor",
-    "Peak",
-    "Seconds",
-    "epoch_seconds",
-    "in_fresh_process",
-    "kept",
-    "kept_bytes",
-    "peak",
-]
+from ..graph import Graph
 
 
 @dataclass(frozen=True)
@@ -165,28 +132,3 @@ def _tensors_in(holder: object) -> Iterator[Tensor]:
             yield from _tensors_in(item)
     elif callable(to_dict := getattr(holder, "to_dict", None)):  # PyG's Data and Batch
         yield from _tensors_in(to_dict())
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Times of one step; `all` is in the order they were taken, without the warm-up."""
-
-    best: float
-    median: float
-    all: tuple[float, ...]
-
-
-def epoch_seconds(step: Callable[[], Any], warmup: int = 2, repeats: int = 5) -> Seconds:
-    """Call `step` `warmup` times, then time it `repeats` times."""
-    if warmup < 0:
-        raise ValueError(f"`warmup` must not be negative; 0 times the first call too (got {warmup})")
-    if repeats < 1:
-        raise ValueError(f"`repeats` must be at least 1 (got {repeats})")
-    for _ in range(warmup):
-        step()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return Seconds(min(times), statistics.median(times), tuple(times))
