@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from .comparing import document, folder
-from .comparing.progress import Bars
-from .comparing.settings import RECIPES, Settings, examine, seeds_of
-from .comparing.variants import Variant, variants_of, why_not
-from .comparing.worker import Job, run
-from .measurement import fresh_process
-from .measurement.fresh_process import FreshProcessError
-from .recipe import Recipe
+from ..measurement import fresh_process
+from ..measurement.fresh_process import FreshProcessError
+from ..recipe import Recipe
+from . import document, folder
+from .progress import Bars
+from .settings import RECIPES, Settings, examine, seeds_of
+from .variants import Variant, variants_of, why_not
+from .worker import Job, run
 
 
 def compare(

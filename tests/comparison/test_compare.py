@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -13,19 +12,17 @@ import pytest
 import torch
 
 import gossamer as gs
-from gossamer import models
-from gossamer.comparing import document, folder, worker
-from gossamer.comparing.settings import Settings, examine, seeds_of
-from gossamer.comparing.variants import CSR, EDGE_INDEX, Variant, adjacency_of, prepare, variants_of, why_not
-from gossamer.comparing.worker import Job, steady_seconds, toy_graphs, toy_nodes
+from gossamer.comparison import document, folder, loop, worker
+from gossamer.comparison.settings import Settings, examine, seeds_of
+from gossamer.comparison.variants import CSR, EDGE_INDEX, Variant, adjacency_of, prepare, variants_of, why_not
+from gossamer.comparison.worker import Job, steady_seconds, toy_graphs, toy_nodes
 from gossamer.datasets.pyg_data import make_data
 from gossamer.measurement import fresh_process
+from gossamer.training import models
 
 BASE, FAST, OURS = Variant(EDGE_INDEX, "PyG edge_index"), Variant(CSR, "PyG CSR"), variants_of(["float32"], [])[0]
 QUICK: dict[str, Any] = {"epochs": 2, "width": 8, "layers": 2, "progress": False, "recipes": ["float32"]}
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
-
-compare_module = importlib.import_module("gossamer.compare")  # gs.compare is the function
 
 
 def settings_for(**changes: Any) -> Settings:
@@ -233,7 +230,7 @@ def one_dies(job: Job) -> dict[str, Any]:
 
 
 def test_a_failure_stays_in_its_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compare_module, "run", one_dies)
+    monkeypatch.setattr(loop, "run", one_dies)
     found = gs.compare("digits", seeds=1, baselines=["csr"], out=tmp_path, **(QUICK | {"progress": True}))
     killed, ours = found["variants"]
     assert killed["error"].startswith("seed 0: its process was killed (SIGKILL)") and killed["test_mean"] is None

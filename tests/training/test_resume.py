@@ -20,11 +20,11 @@ from torch import nn
 from torch_geometric.data import Data
 
 import gossamer as gs
-from gossamer import checkpoint as files
-from gossamer.checkpoint import BadCheckpoint, NotWritten
-from gossamer.models import build
-from gossamer.train import TrainingDiverged
+from gossamer.training import TrainingDiverged
+from gossamer.training import checkpoint as files
+from gossamer.training.checkpoint import BadCheckpoint, NotWritten
 from gossamer.training.history import Epoch, TrainResult
+from gossamer.training.models import build
 
 DIGITS = gs.datasets.load("digits")
 
@@ -143,8 +143,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)  # a process that used OpenMP threads cannot be forked
 import gossamer as gs
-from gossamer import checkpoint
-from gossamer.models import build
+from gossamer.training import checkpoint
+from gossamer.training.models import build
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph

@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import models as pyg
 
 import gossamer as gs
-from gossamer.models import MODELS, UnknownModel, build
+from gossamer.training.models import MODELS, UnknownModel, build
 
 DIGITS = gs.datasets.load("digits")
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 0]])

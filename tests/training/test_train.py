@@ -14,9 +14,9 @@ from torch_geometric.nn import GCN, SAGEConv
 from torch_geometric.utils import to_torch_csr_tensor
 
 import gossamer as gs
-from gossamer.models import build
-from gossamer.train import TrainingDiverged
+from gossamer.training import TrainingDiverged, loop
 from gossamer.training.history import Epoch, History
+from gossamer.training.models import build
 
 DIGITS = gs.datasets.load("digits")
 
@@ -106,10 +106,8 @@ def test_another_adjacency_is_passed_to_the_model() -> None:
 
 
 def test_a_recipe_lightens_the_model_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     seen: list[object] = []
-    monkeypatch.setattr(sys.modules["gossamer.train"], "lighten_", lambda model, recipe: seen.append(recipe))
+    monkeypatch.setattr(loop, "lighten_", lambda model, recipe: seen.append(recipe))
     run(recipe="float32")
     run(recipe=gs.Recipe())
     run()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .. import models, tasks
 from ..datasets import GraphList
+from ..training import models, tasks
+from ..training.checks import check_adam, check_counts
 from ..training.data import graph_split, load
 
 MODEL_FIELDS = ("layers", "width", "dropout", "norm", "heads")
@@ -38,13 +38,8 @@ class Settings:
     split: int | str | None = None
 
     def __post_init__(self) -> None:
-        for name, count in (("epochs", self.epochs), ("batch_size", self.batch_size), ("threads", self.threads)):
-            if not isinstance(count, int) or count < 1:
-                raise ValueError(f"`{name}` must be a whole number of at least 1 (got {count!r})")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ValueError(f"`lr` must be a finite number above 0 (got {self.lr!r}); 0.01 is usual")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ValueError(f"`weight_decay` must be a finite number of at least 0 (got {self.weight_decay!r})")
+        check_counts(epochs=self.epochs, batch_size=self.batch_size, threads=self.threads)
+        check_adam(self.lr, self.weight_decay)
 
     @property
     def model_options(self) -> dict[str, Any]:

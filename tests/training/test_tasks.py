@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import gossamer as gs
-from gossamer.tasks import accuracy, check_features, labelled_nodes, roc_auc, task_of
+from gossamer.training.tasks import accuracy, check_features, labelled_nodes, roc_auc, task_of
 
 
 def nodes(**changes: Any) -> Data:

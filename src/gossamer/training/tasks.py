@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .datasets.splits import MASK_NAMES
+from ..datasets.splits import MASK_NAMES
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

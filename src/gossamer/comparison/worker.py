@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import datasets, measurement, models
+from .. import datasets, measurement
 from ..datasets import GraphList
 from ..datasets.pyg_data import make_data
 from ..measurement import fresh_process
-from ..train import train
+from ..training import models, train
 from ..training.data import graph_split, is_graph_level, load
 from ..training.examples import examples_of
 from ..training.history import Epoch, TrainResult

@@ -26,8 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from .atomic import replacing
-from .training.random_state import RandomState
+from ..atomic import replacing
+from .random_state import RandomState
 
 FORMAT = "gossamer.checkpoint.1"
 

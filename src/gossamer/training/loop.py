@@ -14,7 +14,6 @@ and matrix products need not.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,17 +23,17 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..compute.watch import precision
+from ..pyg import lighten_
+from ..recipe import Recipe, recipe_of
 from .checkpoint import copy_of
-from .compute.watch import precision
-from .pyg import lighten_
-from .recipe import Recipe, recipe_of
-from .training.divergence import TrainingDiverged as TrainingDiverged
-from .training.divergence import check_finite, check_gradients
-from .training.examples import Examples, examples_of
-from .training.history import Epoch, TrainResult
-from .training.progress import EpochBar
-from .training.random_state import seed_all
-from .training.run import Run
+from .checks import check_adam, check_counts
+from .divergence import check_finite, check_gradients
+from .examples import Examples, examples_of
+from .history import Epoch, TrainResult
+from .progress import EpochBar
+from .random_state import seed_all
+from .run import Run
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -154,12 +153,7 @@ def _check_arguments(
         raise TypeError(f"`model` must be a torch.nn.Module (got {type(model).__name__})")
     if not any(True for _ in model.parameters()):
         raise ValueError(f"`model` must have parameters to train ({type(model).__name__} has none)")
-    for name, count in (("epochs", epochs), ("patience", patience), ("batch_size", batch_size)):
-        if not (name == "patience" and count is None) and (not isinstance(count, int) or count < 1):
-            raise ValueError(f"`{name}` must be a whole number of at least 1 (got {count!r})")
-    if not (math.isfinite(lr) and lr > 0):
-        raise ValueError(f"`lr` must be a finite number above 0 (got {lr!r}); 0.01 is usual")
-    if not (math.isfinite(weight_decay) and weight_decay >= 0):
-        raise ValueError(f"`weight_decay` must be a finite number of at least 0 (got {weight_decay!r})")
+    check_counts(epochs=epochs, **({} if patience is None else {"patience": patience}), batch_size=batch_size)
+    check_adam(lr, weight_decay)
     if not checkpoint_seconds >= 0:
         raise ValueError(f"`checkpoint_seconds` must be at least 0, which is every epoch (got {checkpoint_seconds!r})")

@@ -14,9 +14,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from gossamer import checkpoint as files
-from gossamer.checkpoint import BadCheckpoint, Checkpoint, NotWritten
+from gossamer.training import checkpoint as files
 from gossamer.training import random_state
+from gossamer.training.checkpoint import BadCheckpoint, Checkpoint, NotWritten
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:

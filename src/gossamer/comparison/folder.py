@@ -12,10 +12,11 @@ from typing import Any
 
 from .. import report
 from ..atomic import replacing
-from .document import FORMAT, Document, add
+from ..report.read import FORMAT
+from ..training.folder import RESUME
+from .document import Document, add
 
 JSON_NAME, PAGE_NAME = "comparison.json", "comparison.html"
-RESUME = "add --resume on the command line (resume=True in Python)"
 MAY_DIFFER = {("machine", "date"), ("settings", "seeds")}
 
 

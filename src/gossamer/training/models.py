@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from .datasets.pyg_data import make_data
+from ..quiet_pyg import importing_pyg
+from .checks import check_counts
 from .tasks import check_features, task_of
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ def _class_of(name: str) -> Any:
         near = difflib.get_close_matches(str(name).lower(), [*MODELS, "graphsage"], n=1, cutoff=0.4)
         nearest = f" Did you mean {near[0].replace('graphsage', 'sage')!r}?" if near else ""
         raise UnknownModel(f"there is no model {name!r}.{nearest} Models: {', '.join(MODELS)}.")
-    make_data()  # imports PyG without its warnings
-    from torch_geometric.nn import models
+    with importing_pyg():
+        from torch_geometric.nn import models
 
     return getattr(models, MODELS[name])
 
@@ -95,9 +96,7 @@ def _norm_of(norm: str) -> dict[str, Any]:
 
 
 def _check_sizes(name: str, layers: int, width: int, dropout: float, heads: int) -> None:
-    for argument, value in (("layers", layers), ("width", width), ("heads", heads)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"`{argument}` must be a whole number of at least 1 (got {value!r})")
+    check_counts(layers=layers, width=width, heads=heads)
     if not (math.isfinite(dropout) and 0 <= dropout < 1):
         raise ValueError(f"`dropout` must be at least 0 and below 1 (got {dropout!r}); 0 turns it off")
     if name == "gat" and width % heads:

@@ -8,10 +8,8 @@ figures of the others stay.
 from __future__ import annotations
 
 import os
-import shlex
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
@@ -19,10 +17,11 @@ from typing import Any
 from .. import kernels
 from ..measurement.machine import cpu_name
 from ..recipe import recipes
-from .settings import RUN_FIELDS, Settings
+from ..report.command_line import command_line
+from ..report.read import FORMAT
+from .settings import Settings
 from .variants import CSR, Variant
 
-FORMAT = "gossamer-comparison-1"
 Document = dict[str, Any]
 
 
@@ -43,12 +42,10 @@ def command(settings: Settings, variants: Sequence[Variant]) -> str | None:
     named = [variant.name for variant in variants if variant.recipe is not None]
     if not set(named) <= set(recipes) or settings.seeds != tuple(range(len(settings.seeds))):
         return None
-    options = {"model": settings.model, **settings.model_options}
-    options |= {name: value for name, value in asdict(settings).items() if name in RUN_FIELDS and value is not None}
-    options |= {"seeds": len(settings.seeds), "recipes": ",".join(named)}
-    options["baselines"] = ",".join(v.name.removeprefix("pyg-") for v in variants if v.recipe is None)
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return shlex.join(["gossamer", "compare", settings.dataset, *words])
+    model = {"name": settings.model, **settings.model_options}
+    options = settings.describe()["settings"] | {"seeds": len(settings.seeds)}
+    baselines = [variant.name for variant in variants if variant.recipe is None]
+    return command_line(settings.dataset, model, options, named, baselines)
 
 
 def machine() -> dict[str, Any]:
