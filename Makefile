@@ -15,7 +15,7 @@ compare: $(VENV)/installed
 	$(BIN)/gossamer compare $(DATASET) --out compare/$(DATASET) --resume
 
 # Some tests beside all others: each test runs on one thread, so that two cores are put to use.
-BESIDE := tests/ops tests/compute tests/layers tests/activations
+BESIDE := tests/ops tests/compute tests/layers tests/activations tests/saved_tensors
 BESIDE_LOG := $(VENV)/test-beside.log
 test: $(VENV)/installed lint
 	@echo "$(BIN)/pytest $(BESIDE) > $(BESIDE_LOG) &"
@@ -49,13 +49,13 @@ sanitize: $(VENV)/installed
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 GOSSAMER_POOL_BYTES=0 PYTHONMALLOC=malloc \
 	    $(call test_native,sanitize) -s \
-	    tests/ops tests/codecs tests/test_graph.py tests/test_graph_build.py --ignore tests/ops/test_compile.py
+	    tests/ops tests/codecs tests/graph/test_graph.py tests/graph/test_build.py --ignore tests/ops/test_compile.py
 
 # The AVX-512 kernels on a processor that has AVX2 alone: every intrinsic a loop over its lanes (csrc/emulate_avx512.h).
 emulate: $(VENV)/installed
 	$(call build_native,emulate,-C cmake.define.GOSSAMER_EMULATE=ON)
 	$(call test_native,emulate) -k avx512 tests/ops tests/codecs
-	$(call test_native,emulate) tests/compute tests/layers tests/activations
+	$(call test_native,emulate) tests/compute tests/layers tests/activations tests/saved_tensors
 
 # Another build of the native module in build/$(1), and pytest on it.
 define build_native

@@ -25,7 +25,7 @@ from sklearn.metrics import roc_auc_score
 from torch.nn import functional
 
 import gossamer as gs
-from gossamer import models
+from gossamer.training import models
 
 WIDTH, LAYERS = 64, 2
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gossamer as gs
-from gossamer import measure, models
-from gossamer.comparing.variants import CSR, EDGE_INDEX, Variant, adjacency_of, prepare
+from gossamer import measure
+from gossamer.comparison.variants import CSR, EDGE_INDEX, Variant, adjacency_of, prepare
 from gossamer.recipe import recipes
+from gossamer.training import models
 
 
 class Handwritten(nn.Module):

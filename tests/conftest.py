@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 
 from gossamer import native
-from gossamer.measuring.machine import WITHOUT_AMX, amx_is_broken
+from gossamer.measurement.machine import WITHOUT_AMX, amx_is_broken
 
 if amx_is_broken():  # torch's own products would end the process
     os.environ.update(WITHOUT_AMX)

@@ -1,51 +1,76 @@
 """Gossamer: graph neural networks that weigh next to nothing."""
 
-from . import backends, codecs, datasets, measure, memory, ops, report
-from . import native as kernels
-from .activations import compressed_activations
-from .checkpoint import BadCheckpoint
-from .codecs import Blockwise, Codec, Codes, Projected, RowInt8, Uniform
-from .compare import compare
-from .compute.watch import precision
+# Names stand in the order in which data flows.
+# isort: off
+
+# Data in
+from . import datasets
 from .graph import Graph
-from .pyg import NothingToLighten, lighten_, restore_
-from .recipe import Exact, Float32, Int8, Keep, Published, Recipe, UnknownRecipe, recipes
-from .train import TrainingDiverged, train
+
+# A recipe: which codec or arithmetic sits where
+from . import codecs
+from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8
+from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact
+
+# A model made lighter
+from .pyg import lighten_, restore_, NothingToLighten
+from .saved_tensors import compressed_activations
+
+# Training it
+from .training import train, BadCheckpoint, TrainingDiverged
+from .compute.watch import precision
+
+# What it costs, and against what
+from .comparison import compare
+from . import report
+from . import measurement as measure
+
+# What it runs on
+from . import ops, memory, backends
+from . import native as kernels
+
+# isort: on
 
 backends.bind()
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BadCheckpoint",
-    "Blockwise",
+__all__ = [  # noqa: RUF022 (the order above)
+    # Data in
+    "datasets",
+    "Graph",
+    # A recipe
+    "codecs",
     "Codec",
     "Codes",
-    "Exact",
+    "Blockwise",
+    "Uniform",
+    "Projected",
+    "RowInt8",
+    "Recipe",
+    "recipes",
+    "UnknownRecipe",
     "Float32",
-    "Graph",
     "Int8",
     "Keep",
-    "NothingToLighten",
-    "Projected",
     "Published",
-    "Recipe",
-    "RowInt8",
-    "TrainingDiverged",
-    "Uniform",
-    "UnknownRecipe",
-    "codecs",
-    "compare",
-    "compressed_activations",
-    "datasets",
-    "kernels",
+    "Exact",
+    # A model made lighter
     "lighten_",
-    "measure",
-    "memory",
-    "ops",
-    "precision",
-    "recipes",
-    "report",
     "restore_",
+    "NothingToLighten",
+    "compressed_activations",
+    # Training it
     "train",
+    "BadCheckpoint",
+    "TrainingDiverged",
+    "precision",
+    # What it costs, and against what
+    "compare",
+    "report",
+    "measure",
+    # What it runs on
+    "ops",
+    "memory",
+    "kernels",
 ]

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import warnings
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
@@ -26,6 +25,7 @@ from .activations.plan import MARK
 from .compute.exceptions import float32_modules, product_names
 from .compute.plan import STEADY, Float32, Int8
 from .compute.watch import WATCH, Watch, watches
+from .quiet_pyg import importing_pyg
 from .recipe import Recipe, recipe_of
 
 OURS = "gossamer.layers."
@@ -33,8 +33,7 @@ OURS = "gossamer.layers."
 
 def _layers() -> ModuleType:
     """Our layers, imported with the first model that is converted: they need PyG, which takes a second or two."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyG scripts some of its classes, which newer torch versions call deprecated
+    with importing_pyg():
         from . import layers
 
     return layers

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from gossamer import native, ops
 from gossamer.cli import app
 from gossamer.cli.doctor import advice, examine
-from gossamer.measuring import machine
+from gossamer.measurement import machine
 
 
 def run(*arguments: str) -> str:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from gossamer.cli import app
 from gossamer.cli.compare import names
-from gossamer.comparing.worker import Job
-from gossamer.measuring import fresh_process
+from gossamer.comparison.worker import Job
+from gossamer.measurement import fresh_process
 
 QUICK = ("--epochs", "2", "--seeds", "1", "--width", "8")
 

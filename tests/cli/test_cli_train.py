@@ -15,9 +15,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from gossamer.checkpoint import NotWritten
 from gossamer.cli import app
 from gossamer.cli.errors import told_plainly
+from gossamer.training.checkpoint import NotWritten
 
 SMALL = ("--width", "8", "--layers", "2", "--epochs", "4")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"

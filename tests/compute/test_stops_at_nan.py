@@ -15,10 +15,10 @@ from torch_geometric.data import Data
 from typer.testing import CliRunner
 
 import gossamer as gs
-from gossamer import checkpoint as files
-from gossamer.checkpoint import copy_of
 from gossamer.cli import app
-from gossamer.train import TrainingDiverged
+from gossamer.training import TrainingDiverged
+from gossamer.training import checkpoint as files
+from gossamer.training.checkpoint import copy_of
 from gossamer.training.history import Epoch, TrainResult
 
 DIGITS = gs.datasets.load("digits")
@@ -108,7 +108,7 @@ def test_it_stops_in_the_midst_of_an_epoch() -> None:
         Data(x=torch.ones(5, 4), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([i % 2])) for i in range(40)
     ]
     torch.manual_seed(0)
-    model = gs.models.build("gcn", graphs, layers=2, width=8)
+    model = gs.training.models.build("gcn", graphs, layers=2, width=8)
     steps = []
 
     def count(grad: Tensor) -> Tensor:

@@ -4,7 +4,3 @@ The forward pass stays exact: products behind a chain may sum in another order, 
 an op needs in backward is kept by a codec; only gradients carry noise, of mean zero. `plan.py` says what a recipe asks
 for; the other files hold the ops, one kind each.
 """
-
-from .hooks import compressed_activations
-
-__all__ = ["compressed_activations"]

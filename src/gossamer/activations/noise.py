@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ops.random import key_of
-from .hook_account import layer_here
+from ..state.location import layer_here
 
 LATELY = 64
 """How many of the last questions are remembered."""

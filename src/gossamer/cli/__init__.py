@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from .compare import compare
-from .datasets import datasets
-from .doctor import doctor
-from .train import train
+from . import compare, datasets, doctor, train
 
 app = typer.Typer(
     help="Graph neural networks that weigh next to nothing.",
@@ -15,7 +12,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(doctor)
-app.command()(datasets)
-app.command()(train)
-app.command()(compare)
+app.command()(doctor.doctor)
+app.command()(datasets.datasets)
+app.command()(train.train)
+app.command()(compare.compare)

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from .. import report
-from ..compare import compare as run_comparison
-from ..comparing.folder import JSON_NAME, PAGE_NAME
-from ..comparing.settings import RECIPES
+from ..comparison import compare as run_comparison
+from ..comparison.folder import JSON_NAME, PAGE_NAME
+from ..comparison.settings import RECIPES
 from .errors import told_plainly
 
 

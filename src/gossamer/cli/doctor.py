@@ -17,7 +17,7 @@ from rich.table import Table
 
 from .. import memory, native, ops
 from ..datasets.folders import cache_folder, data_folder
-from ..measuring.machine import WITHOUT_AMX, amx_is_broken, cpu_name
+from ..measurement.machine import WITHOUT_AMX, amx_is_broken, cpu_name
 
 PACKAGES = ("gossamer-gnn", "torch", "torch_geometric", "numpy", "scipy", "safetensors", "scikit-learn", "ogb")
 

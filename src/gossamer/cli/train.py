@@ -11,11 +11,11 @@ import torch
 import typer
 
 from ..datasets import GraphList
-from ..models import build
 from ..recipe import recipe_of
-from ..train import train as run_training
+from ..training import train as run_training
 from ..training.data import graph_split, load
 from ..training.history import TrainResult
+from ..training.models import build
 from ..training.random_state import seed_all
 from .errors import told_plainly
 

@@ -34,10 +34,10 @@ from torch import Tensor
 
 from .. import ops
 from ..activations.attention import SPAN, Edges
-from ..activations.hook_account import layer_here
 from ..activations.noise import refuse_twice
 from ..graph import Graph
 from ..ops.attention import edge_sums_op
+from ..state.location import layer_here
 from .box import Box, Found, leave_box
 from .conv import Projected
 from .entry import BEFORE, refuse_nan

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from .. import memory
 from ..activations.chain import LARGE
-from ..activations.hook_account import layer_here
 from ..activations.noise import refuse_twice
+from ..state.location import layer_here
 from .adjacency import Adjacency
 from .box import Box, leave_box, stand_in
 from .entry import BEFORE, Entry, Norm, come_in, leave, operand, refuse_nan

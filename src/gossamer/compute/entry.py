@@ -19,7 +19,6 @@ from torch import Tensor
 
 from .. import ops
 from ..activations.chain import Settings
-from ..activations.hook_account import layer_here
 from ..activations.noise import draw_seed, seed_beside
 from ..activations.noise import refuse_nan as refuse_kept_nan
 from ..activations.plan import Plan
@@ -27,6 +26,7 @@ from ..activations.stash import layout_of
 from ..ops.chain_keep import kept_of
 from ..ops.kept_chain import Kept, is_smooth
 from ..ops.norm_act import Over
+from ..state.location import layer_here
 from .box import NO_CODES, Box
 from .plan import Int8
 from .rows import Rows, Seeds, quantised

@@ -49,8 +49,12 @@ def load(name: str, **options: Any) -> Data | GraphList:
     Both carry `name`, `task` and, where there are labels, `num_classes`. Options differ from set to set; one that a set
     does not take is an error that lists those it takes.
     """
-    info, module = find(name, options.get("root"))
-    data = module.load(info.name, **options)
+    return load_found(*find(name, options.get("root")), **options)
+
+
+def load_found(info: DatasetInfo, source: ModuleType, **options: Any) -> Data | GraphList:
+    """The dataset that `find` found, without listing the sources again."""
+    data = source.load(info.name, **options)
     if not isinstance(data, GraphList):
         data.name, data.task = info.name, info.task
         if data.y is not None:

@@ -1,14 +1,10 @@
-"""PyG's `Data`, imported when the first graph is made, and quietly.
-
-Importing PyG takes a second or two, and what only runs exported models needs none of it. PyG also scripts some of its
-own classes at that moment, which newer torch versions call deprecated: not a warning that a user of this library can
-act on, and under `python -W error` a failed import.
-"""
+"""PyG's `Data`, imported when the first graph is made."""
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
+
+from ..quiet_pyg import importing_pyg
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -16,8 +12,7 @@ if TYPE_CHECKING:
 
 def make_data(**fields: Any) -> Data:
     """`torch_geometric.data.Data(**fields)`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with importing_pyg():
         from torch_geometric.data import Data
 
     return Data(**fields)

@@ -17,8 +17,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 from torch_geometric.utils import add_remaining_self_loops
 
-from .. import graph_build, memory
+from .. import memory
 from ..graph import Graph
+from ..graph import build as graph_build
 
 Sizes = tuple[int, int]
 _remembered: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

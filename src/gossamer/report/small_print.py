@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
+from .command_line import command_line
 from .read import Comparison
 
 IMPLIED = ("higher_is_better",)  # the plots say it
@@ -42,16 +42,9 @@ def command(told: Comparison) -> str:
     """The command line that repeats it, empty if none can; the comparison's own words if it has them."""
     if told.command is not None:
         return told.command
-    model, settings = told.facts["model"], told.facts["settings"]
-    options: dict[str, Any] = {"model": model.get("name")}
-    options |= {key: model.get(key) for key in ("layers", "width", "dropout", "norm", "heads")}
-    options |= {"epochs": settings.get("epochs"), "seeds": told.seeds, "lr": settings.get("lr")}
-    options["recipes"] = ",".join(variant.name for variant in told.variants if variant.ours)
-    options["baselines"] = ",".join(variant.name.removeprefix("pyg-") for variant in told.variants if not variant.ours)
-    options["threads"] = settings.get("threads")
-    words = ["gossamer", "compare", str(told.facts["dataset"].get("name"))]
-    words += [word for key, value in options.items() if value not in (None, "") for word in (f"--{key}", str(value))]
-    return shlex.join(words)
+    recipes, baselines = ([v.name for v in told.variants if v.ours is ours] for ours in (True, False))
+    model, settings = told.facts["model"], told.facts["settings"] | {"seeds": told.seeds}
+    return command_line(str(told.facts["dataset"].get("name")), model, settings, recipes, baselines)
 
 
 def _fact(key: str, value: Any) -> str:

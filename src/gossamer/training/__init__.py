@@ -1,1 +1,7 @@
-"""What the loop in gossamer.train stands on: examples, history, the folder of a run, the bar, random states."""
+"""Training: a plain loop, and what makes it resumable; tasks and models for the datasets."""
+
+from .checkpoint import BadCheckpoint
+from .divergence import TrainingDiverged
+from .loop import train
+
+__all__ = ["BadCheckpoint", "TrainingDiverged", "train"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import datasets
-from ..datasets.catalogue import find
+from ..datasets.catalogue import find, load_found
 
 
 def is_graph_level(name: str) -> bool:
@@ -15,10 +14,11 @@ def is_graph_level(name: str) -> bool:
 
 def load(name: str, split: int | str | None = None, scale: float | None = None) -> Any:
     """The dataset. `split` is for the loader at node level; a list of graphs is split when it is trained on."""
+    info, source = find(name)
     options: dict[str, Any] = {} if scale is None else {"scale": scale}
-    if split is not None and not is_graph_level(name):
+    if split is not None and not info.task.startswith("graph"):
         options["split"] = int(split) if isinstance(split, str) and split.isdigit() else split
-    return datasets.load(name, **options)
+    return load_found(info, source, **options)
 
 
 def graph_split(split: int | str | None) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..datasets.graph_list import GraphList
-from ..tasks import Task, check_features, check_part, labelled_nodes, task_of
+from .tasks import Task, check_features, check_part, labelled_nodes, task_of
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..atomic import replacing
-from ..checkpoint import NotWritten
+from .checkpoint import NotWritten
 
 RUN, CHECKPOINT, RESULT = "run.json", "checkpoint.safetensors", "result.json"
 PACKAGES = ("gossamer-gnn", "torch", "torch_geometric", "numpy", "safetensors")

@@ -14,10 +14,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .. import checkpoint as files
-from ..checkpoint import Checkpoint, NotWritten
 from ..compute import watch
+from . import checkpoint as files
 from . import random_state
+from .checkpoint import Checkpoint, NotWritten
 from .folder import CHECKPOINT, RESULT, RUN, environment, open_folder, plain, write_json
 from .history import History, TrainResult
 

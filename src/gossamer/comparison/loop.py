@@ -1,0 +1,108 @@
+"""Plain PyG against our recipes, on one dataset, one model, one machine: accuracy, time and memory side by side.
+
+    comparison = gs.compare("digits", model="gcn", epochs=100, seeds=3, out="compare/digits")
+    rich.print(gs.report.table(comparison))
+
+Every run is in a process of its own, with the same seeds for all variants; seeds are the outer loop, so that a busy
+hour of the machine hits all variants alike. A variant that fails, for instance for lack of memory, is told and the
+others go on. What is done is written after every run: a comparison that was stopped goes on with `resume=True`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..measurement import fresh_process
+from ..measurement.fresh_process import FreshProcessError
+from ..recipe import Recipe
+from . import document, folder
+from .progress import Bars
+from .settings import RECIPES, Settings, examine, seeds_of
+from .variants import Variant, variants_of, why_not
+from .worker import Job, run
+
+
+def compare(
+    dataset: str,
+    *,
+    model: str = "gcn",
+    layers: int = 3,
+    width: int = 256,
+    dropout: float = 0.5,
+    norm: str = "batch",
+    heads: int = 4,
+    epochs: int = 100,
+    seeds: int | Sequence[int] = 3,
+    lr: float = 0.01,
+    weight_decay: float = 0.0,
+    batch_size: int = 32,
+    recipes: Sequence[Recipe | str] = RECIPES,
+    baselines: Sequence[str] = ("edge-index", "csr"),
+    threads: int | None = None,
+    scale: float | None = None,
+    split: int | str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Train `model` on `dataset` as each baseline and with each recipe; the comparison, as comparison.json has it.
+
+    seeds           how many, counted from 0, or the seeds themselves
+    baselines       "edge-index" and "csr": what PyG users have, each at its best settings
+    threads         of every run; by default what torch uses here
+    scale, split    for the dataset, as in `gs.datasets.load`
+    out             the folder for comparison.json and comparison.html; None writes nothing
+    resume          take over the runs that `out` has
+    """
+    threads = torch.get_num_threads() if threads is None else threads
+    settings = Settings(
+        dataset, model, layers, width, dropout, norm, heads, epochs, lr, weight_decay, batch_size, seeds_of(seeds),
+        threads, scale, split,
+    )  # fmt: skip
+    variants = variants_of(recipes, baselines)
+    facts = examine(settings)
+    left_out = {v.name: reason for v in variants if (reason := why_not(v, model, facts["task"]))}
+    variants = [variant for variant in variants if variant.name not in left_out]
+    found = document.new(settings, facts, variants, left_out)
+    if out is None and resume:
+        raise ValueError("`resume` needs `out`, the folder of the comparison to go on with (got None)")
+    if out is not None:
+        found = folder.take_over(Path(out), found, resume)
+        folder.write(Path(out), found)  # a place that cannot be written shows before the first run, not after it
+    found = _run_all(settings, variants, found, out, progress)
+    if out is not None:
+        folder.write(Path(out), found)
+        folder.write_page(Path(out), found)
+    return found
+
+
+def _run_all(
+    settings: Settings,
+    variants: list[Variant],
+    found: document.Document,
+    out: str | os.PathLike[str] | None,
+    progress: bool,
+) -> document.Document:
+    jobs = [Job(settings, variant, seed) for seed in settings.seeds for variant in variants]
+    jobs = [job for job in jobs if not document.done(found, job.variant.name, job.seed)]
+    with Bars(settings, len(jobs), progress and bool(jobs)) as bars:
+        for job in jobs:
+            bars.begin(job.variant, job.seed)
+            one = _run_one(job, bars)
+            bars.end(one)
+            found = document.add(found, job.variant.name, one)
+            if out is not None:
+                folder.write(Path(out), found)
+    return found
+
+
+def _run_one(job: Job, bars: Bars) -> dict[str, Any]:
+    try:
+        return fresh_process.listen(run, (job,), {}, bars.heard).value
+    except FreshProcessError as error:
+        return document.failed(job.seed, error.reason)

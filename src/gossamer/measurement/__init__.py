@@ -1,0 +1,35 @@
+"""What a computation costs: bytes kept for backward, peak memory, seconds.
+
+    with measure.kept(exclude=[model, data]) as kept:       what autograd holds between forward and backward
+        loss = step()
+    print(kept)                                             every tensor, largest first; kept.bytes is their sum
+
+    with measure.peak() as peak:                            resident memory at its highest, above that at the start
+        train()
+    print(peak.bytes)
+
+    measure.kept_bytes(step), measure.epoch_seconds(step)   the same for one function, and its time
+    measure.in_fresh_process(function, ...)                 value, peak and seconds in an interpreter of its own
+
+Kept bytes say what a method saves by design; the peak says what it saves on this machine, allocator included. Measure
+the peak in a fresh process: memory that earlier work left behind would be used again without being seen.
+"""
+
+from .fresh_process import Fresh, FreshProcessError, in_fresh_process
+from .peak_memory import Peak, peak
+from .saved_memory import Kept, KeptTensor, kept, kept_bytes
+from .seconds import Seconds, epoch_seconds
+
+__all__ = [
+    "Fresh",
+    "FreshProcessError",
+    "Kept",
+    "KeptTensor",
+    "Peak",
+    "Seconds",
+    "epoch_seconds",
+    "in_fresh_process",
+    "kept",
+    "kept_bytes",
+    "peak",
+]

@@ -1,1 +1,0 @@
-"""What measuring takes from the operating system: peak memory, and processes of their own."""

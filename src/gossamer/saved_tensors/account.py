@@ -1,0 +1,65 @@
+"""The account of a block of compressed activations, and the refusal to enter one in compiled code."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Account:
+    """What was saved for backward in a block, from its beginning on."""
+
+    tensors: int = 0
+    """Tensors that are kept in few bits."""
+    shared: int = 0
+    """How often one of them was saved again, at no cost."""
+    bytes_before: int = 0
+    bytes_kept: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    """Tensors that are kept as they are, by reason."""
+    exact: Counter[str] = field(default_factory=Counter)
+    """Bytes kept as they are because a function needs them exactly, by function."""
+    other_hooks: bool = False
+    """Whether calls were left alone because of other saved-tensor hooks."""
+
+    def add(self, before: Tensor, bytes_kept: int) -> None:
+        self.tensors += 1
+        self.bytes_before += before.numel() * before.element_size()
+        self.bytes_kept += bytes_kept
+
+    def __str__(self) -> str:
+        ratio = f" ({self.bytes_before / self.bytes_kept:.1f} times less)" if self.bytes_kept else ""
+        lines = [f"{self.tensors} tensors of {self.bytes_before:,} bytes are kept in {self.bytes_kept:,}{ratio}"]
+        if self.shared:
+            lines.append(f"{self.shared} more are the same ones again")
+        if self.left:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self.left.most_common())
+            lines.append(f"{self.left.total()} are kept as they are: {reasons}")
+        if self.exact:
+            functions = ", ".join(f"{name} {count:,}" for name, count in self.exact.most_common())
+            lines.append(f"{self.exact.total():,} bytes of these because exact values are needed: {functions}")
+        if self.other_hooks:
+            lines.append(
+                "other saved-tensor hooks were at work (checkpointing, save_on_cpu, gs.measure.kept); they go first"
+            )
+        return "\n".join(lines)
+
+
+@torch.compiler.disable
+def refuse_when_compiled() -> None:
+    """Raise if a compiled function is what runs: dynamo would take the block itself apart. Read off the stack."""
+    frame = sys._getframe(2)  # past the wrapper that keeps dynamo out of this function
+    while frame is not None:
+        if frame.f_code.co_filename == torch._dynamo.eval_frame.__file__:
+            if frame.f_code.co_name == "compile_wrapper":
+                raise RuntimeError(
+                    "`compressed_activations` must not be entered in a function that torch.compile compiles: compile "
+                    "the model that runs in the block instead, or mark the function with torch.compiler.disable"
+                )
+            return  # kept out by torch.compiler.disable
+        frame = frame.f_back  # type: ignore[assignment]

@@ -1,0 +1,1 @@
+"""What a model, its modules and its tensors carry beside their parameters, each piece with one owner."""
