@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from against_child import MODELS, SHAPES, WRITTEN, Case, Graph
+from against_child import MODELS, SHAPES, WRITTEN, Case, Graph, weights_file
 from harness import RESULTS, ROOT, machine, write_json
 from rich.console import Console
 from rich.progress import Progress
@@ -115,12 +115,9 @@ def better(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]
 def train_both(trees: dict[str, Path], cases: list[Case], graphs: dict[str, str], folder: Path) -> list[Found]:
     def train(tree: str) -> list[dict[str, Any]]:
         (folder / tree).mkdir()
-        task = progress.add_task(tree, total=len(cases))
-        answers = ask(
-            trees[tree], "weights", {"GOSSAMER_ISA": "baseline"}, threads=1, cases=cases, graphs=graphs, steps=STEPS,
-            folder=str(folder / tree),
-        )  # fmt: skip
-        return [answer for answer in answers if progress.advance(task) is None]
+        request = {"threads": 1, "cases": cases, "graphs": graphs, "steps": STEPS, "folder": str(folder / tree)}
+        answers = ask(trees[tree], "weights", {"GOSSAMER_ISA": "baseline"}, **request)
+        return list(progress.track(answers, total=len(cases), description=tree))
 
     with Progress() as progress, ThreadPoolExecutor(len(trees)) as pool:
         answers = dict(zip(trees, pool.map(train, trees), strict=True))
@@ -160,23 +157,24 @@ def errors_of(both: Found) -> str:
     return "; ".join(f"{tree}: {answer['error']}" for tree, answer in both.items() if "error" in answer)
 
 
-def bits_table(cases: list[Case], found: list[Found]) -> tuple[Table, list[str]]:
+def bits_table(cases: list[Case], found: list[Found], folder: Path) -> tuple[Table, list[str]]:
     """The table, and the cases that differ."""
     table = Table("case", "weights", "gradients against float64: old", "new")
     complaints: list[str] = []
     for case, both in zip(cases, found, strict=True):
-        verdict = errors_of(both) or difference(both["old"], both["new"])
+        verdict = errors_of(both) or difference(case, both, folder)
         distances = [f"{d:.1e}" if (d := both[tree].get("gradient_distance")) else "" for tree in ("old", "new")]
         table.add_row(" ".join(case), verdict or "equal", *distances, style="red" if verdict else None)
         complaints += [f"{' '.join(case)}: {verdict}"] if verdict else []
     return table, complaints
 
 
-def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+def difference(case: Case, both: Found, folder: Path) -> str:
     """Where two trainings part; empty if they do not."""
+    old, new = both["old"], both["new"]
     if old["sha256"] == new["sha256"] and old["losses"] == new["losses"]:
         return ""
-    before, after = torch.load(old["weights"]), torch.load(new["weights"])
+    before, after = (torch.load(folder / tree / weights_file(case)) for tree in ("old", "new"))
     if before.keys() != after.keys():
         return f"differ in the names of their tensors: {sorted(before.keys() ^ after.keys())}"
     distances = [((after[n] - before[n]).abs().max() / before[n].abs().max().clamp(min=1e-30)).item() for n in before]
@@ -232,17 +230,17 @@ def main() -> None:
         graphs = write_graphs(names[0], args.scale or (0.02 if args.bits else 1.0), folder)
         if args.bits:
             found = train_both(trees, cases, graphs, folder)
-            table, complaints = bits_table(cases, found)
+            table, complaints = bits_table(cases, found, folder)
         else:
             found = time_both(trees, cases, args, graphs)
             table, complaints = time_table(cases, found, args.limit)
     Console().print(table)
     if args.out:
         results = [case._asdict() | both for case, both in zip(cases, found, strict=True)]
-        facts = {"machine": machine() | {"threads": 1 if args.bits else args.threads}, "against": commit[:10]}
-        write_json(args.out, facts | {"results": results})
+        setting = {"threads": 1, "isa": "baseline"} if args.bits else {"threads": args.threads}
+        write_json(args.out, {"machine": machine() | setting, "against": commit[:10], "results": results})
     if complaints:
-        sys.exit("\n".join([f"{len(complaints)} findings:", *complaints]))
+        sys.exit("\n".join(["Not the same:", *complaints]))
 
 
 if __name__ == "__main__":

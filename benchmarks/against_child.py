@@ -51,6 +51,10 @@ class Case(NamedTuple):
     recipe: str
 
 
+def weights_file(case: Case) -> str:
+    return f"{'-'.join(case)}.pt"
+
+
 class Graph(NamedTuple):
     """What training needs of a dataset; the parent writes it once, so that both trees read the same numbers."""
 
@@ -146,15 +150,14 @@ def status(name: str) -> int:
 
 
 def weights(gs: Any, case: Case, graph: Graph, options: dict[str, Any]) -> dict[str, Any]:
-    """A hash of parameters and buffers after training, the losses on the way, and where the weights are written."""
+    """A hash of parameters and buffers after training, and the losses on the way; the tensors go to a file."""
     model, losses, _ = steps(gs, case, graph, options["steps"])
     state = dict(sorted(model.state_dict().items()))
     digest = hashlib.sha256()
     for name, value in state.items():
         digest.update(name.encode() + value.contiguous().numpy().tobytes())
-    path = Path(options["folder"]) / f"{'-'.join(case)}.pt"
-    torch.save(state, path)
-    found = {"sha256": digest.hexdigest(), "losses": losses, "weights": str(path)}
+    torch.save(state, Path(options["folder"]) / weights_file(case))
+    found = {"sha256": digest.hexdigest(), "losses": losses}
     if case.recipe == "float32":
         found["gradient_distance"] = gradient_distance(gs, case, graph)
     return found
