@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch_geometric import nn as pyg
 
 MODELS = {"gcn": "GCN", "sage": "GraphSAGE", "gin": "GIN", "gat": "GAT"}
 WRITTEN = ("ready", "hand")
@@ -85,8 +86,6 @@ class Handwritten(nn.Module):
 
 
 def conv_of(kind: str, inputs: int, outputs: int, heads: int, last: bool) -> nn.Module:
-    from torch_geometric import nn as pyg
-
     if kind == "gat":  # hidden layers concatenate their heads, the last takes their mean
         return pyg.GATConv(inputs, outputs if last else outputs // heads, heads, concat=not last)
     if kind == "gin":
@@ -95,15 +94,13 @@ def conv_of(kind: str, inputs: int, outputs: int, heads: int, last: bool) -> nn.
 
 
 def make(case: Case, graph: Graph, dropout: float = 0.5) -> nn.Module:
-    from torch_geometric.nn import models
-
     torch.manual_seed(0)
     shape = SHAPES[case.graph]
     inputs, width, outputs = graph.x.size(1), shape.width_of(case.model), int(graph.y.max()) + 1
     if case.written == "hand":
         return Handwritten(case.model, [inputs, *[width] * (shape.layers - 1), outputs], shape, dropout)
     options = {"norm": "batch_norm" if shape.norm else None} | ({"heads": shape.heads} if case.model == "gat" else {})
-    return getattr(models, MODELS[case.model])(inputs, width, shape.layers, outputs, dropout=dropout, **options)
+    return getattr(pyg.models, MODELS[case.model])(inputs, width, shape.layers, outputs, dropout=dropout, **options)
 
 
 def backward(model: nn.Module, graph: Graph) -> float:
