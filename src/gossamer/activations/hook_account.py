@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass
@@ -48,22 +48,6 @@ class Account:
                 "other saved-tensor hooks were at work (checkpointing, save_on_cpu, gs.measure.kept); they go first"
             )
         return "\n".join(lines)
-
-
-def layer_here() -> str:
-    """The module whose forward is running, by its name in the outermost one; read off the stack."""
-    running: list[nn.Module] = []
-    frame = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and (not running or running[-1] is not owner):
-            running.append(owner)
-        frame = frame.f_back  # type: ignore[assignment]
-    if not running:
-        return "outside of any module"
-    layer, model = running[0], running[-1]
-    name = next((name for name, module in model.named_modules() if module is layer), "")
-    return f"in layer {name!r} ({type(layer).__name__})" if name else f"in a {type(layer).__name__}"
 
 
 @torch.compiler.disable

@@ -40,15 +40,17 @@ from torch.overrides import TorchFunctionMode
 
 from ..codecs import Codec
 from . import hook_slopes
-from .hook_account import Account, layer_here, refuse_when_compiled
+from ..engine.rules import least as sizes
+from ..engine.saved.policy import saving_of
+from ..state.location import layer_here
+from .hook_account import Account, refuse_when_compiled
 from .hook_codes import Bits, Coded, Shelf, Storages, restore, share_memory
 from .hook_rules import Keeping, is_parameter, is_plain, keeping, nodes_since, saved_names
-from .plan import LEAST, plan_of
 
 _here = threading.local()  # .active: the innermost block of this thread
 
 
-def compressed_activations(codec: Codec, least: int = LEAST) -> contextlib._GeneratorContextManager[Account]:
+def compressed_activations(codec: Codec, least: int = sizes.saved) -> contextlib._GeneratorContextManager[Account]:
     """A `with` block, or a decorator, in which what autograd saves is kept by `codec`; see the module's page.
 
     Tensors with less than `least` elements are left alone. The block gives an `Account`, which can be printed.
@@ -75,7 +77,7 @@ def _block(codec: Codec, least: int) -> Iterator[Account]:
 class _Compressing(TorchFunctionMode):
     def __init__(self, codec: Codec, least: int) -> None:
         super().__init__()
-        plan = plan_of(codec)
+        plan = saving_of(codec)
         assert plan is not None  # it is for settings that keep everything
         values: Any = plan.values
         slopes = dataclasses.replace(values, bits=plan.slopes) if hasattr(values, "bits") else values
