@@ -25,8 +25,8 @@ from torch.nn import functional
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
 import gossamer as gs
-from gossamer.activations.plan import plan_of
-from gossamer.activations.stash import source_of
+from gossamer.engine.saved.policy import saving_of
+from gossamer.engine.saved.source import source_of
 
 TWO_BITS = gs.Blockwise(bits=2, block=256)
 OURS, PUBLISHED = gs.Recipe(activations=TWO_BITS), gs.Recipe(activations=gs.Published(TWO_BITS))
@@ -183,7 +183,7 @@ def weight_gradient(codec: gs.Codec, decode: bool, nodes: int, threads: int) -> 
     torch.manual_seed(0)
     x, dout = torch.randn(nodes, 256, requires_grad=True), torch.randn(nodes, 256)
     codes = codec.encode(x.detach(), 0)
-    plan = plan_of(codec)
+    plan = saving_of(codec)
     assert plan is not None
     source = source_of(x, plan)
     dout[:300].t() @ dout[:300]  # what the first product sets up is no buffer

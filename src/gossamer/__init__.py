@@ -18,7 +18,7 @@ from .saved_tensors import compressed_activations
 
 # Training it
 from .training import train, BadCheckpoint, TrainingDiverged
-from .compute.watch import precision
+from .engine.int8.precision import precision
 
 # What it costs, and against what
 from .comparison import compare

@@ -20,13 +20,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from .activations.noise import stream
-from .activations.plan import MARK
-from .compute.exceptions import float32_modules, product_names
-from .compute.plan import STEADY, Float32, Int8
-from .compute.watch import WATCH, Watch, watches
+from .engine.noise import stream
 from .quiet_pyg import importing_pyg
 from .recipe import Recipe, recipe_of
+from .state.layer import ATTRIBUTE
 
 OURS = "gossamer.layers."
 
@@ -37,6 +34,14 @@ def _layers() -> ModuleType:
         from . import layers
 
     return layers
+
+
+def _choice() -> ModuleType:
+    """Which engine computes a module; it needs PyG, too."""
+    with importing_pyg():
+        from .engine import choice
+
+    return choice
 
 
 class NothingToLighten(ValueError):
@@ -105,30 +110,18 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
             f"`model` must hold at least one module that has a counterpart ({known}), of exactly that class "
             f"(got {type(model).__name__} with {len(rows)} modules: {left[:300]})"
         )
-    in_float32 = float32_modules(model, recipe.compute)
+    choice = _choice()
+    exceptions = choice.exceptions_of(model, recipe.compute)
     rows = tuple(
-        dataclasses.replace(row, note=in_float32[row.name]) if row.became and row.name in in_float32 else row
+        dataclasses.replace(row, note=exceptions[row.name]) if row.became and row.name in exceptions else row
         for row in rows
     )
-    whole = dataclasses.replace(recipe, compute=Float32())
-    watched = _watched(model, recipe.compute, [row.name for row in rows if row.became and row.name not in in_float32])
     stream.reset()
-    for name, module, to, _ in plan:
+    for _, module, to, _ in plan:
         if to is not None:
             module.__class__ = to
-            module.__dict__[MARK] = whole if name in in_float32 else recipe
-            if isinstance(recipe.compute, Int8):
-                module.__dict__[STEADY] = True
-        if name in watched:
-            module.__dict__[WATCH] = watched[name]
+    choice.attach(model, recipe, [row.name for row in rows if row.became], exceptions)
     return Report(recipe, rows)
-
-
-def _watched(model: nn.Module, compute: Float32 | Int8, names: list[str]) -> dict[str, Watch]:
-    """Who measures the modules of these names, if the recipe leaves their precision to be found."""
-    if not isinstance(compute, Int8) or not compute.auto:
-        return {}
-    return watches(names, product_names(model), compute.tolerance)
 
 
 def restore_(model: nn.Module) -> nn.Module:
@@ -141,8 +134,7 @@ def restore_(model: nn.Module) -> nn.Module:
                 f"{type(module).__name__}); remove what was put over it, such as parametrizations, first"
             )
     for _, module, original in plan:
-        for mark in (MARK, WATCH, STEADY):
-            module.__dict__.pop(mark, None)
+        module.__dict__.pop(ATTRIBUTE, None)
         if original is not None:  # by class, as a slice of a lightened Sequential has no mark
             module.__class__ = original
     return model
@@ -194,11 +186,12 @@ def _following(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
-    from .activations.plan import of as plan_of
     from .layers.functional import replacing
 
+    engine_of = _choice().engine_of
+
     def forward(self: Any, *args: Any, **named: Any) -> Any:
-        return replacing(plan_of(self), functools.partial(kind.forward, self), *args, **named)
+        return replacing(engine_of(self), functools.partial(kind.forward, self), *args, **named)
 
     functools.update_wrapper(forward, kind.forward)
 

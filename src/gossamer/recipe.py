@@ -19,14 +19,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .activations.plan import Keep, Published
+from .aggregate.policy import Exact
 from .codecs import Blockwise, Codec, Projected, RowInt8, Uniform
-from .compute.plan import Float32, Int8
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Every sparse product of backward is computed in full."""
+from .engine.settings import Float32, Int8, Keep, Published
 
 
 PLACES: dict[str, dict[str, type]] = {

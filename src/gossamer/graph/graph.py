@@ -22,6 +22,7 @@ from .. import memory
 from ..ops import _checks
 from ..ops.csr import row_of_edge, transpose_csr
 from ..ops.gather_rows import gather_rows
+from ..state import facts
 from . import build, file
 
 Duplicates = Literal["keep", "sum", "mean", "max"]
@@ -264,7 +265,7 @@ class Graph:
         if torch.compiler.is_compiling():
             return self._cache
         tensors = (self.rowptr, self.col, self.value)
-        versions = tuple(_checks.version_of(t) for t in tensors if t is not None)
+        versions = tuple(facts.version_of(t) for t in tensors if t is not None)
         if self._cache.get("versions") != versions:
             self._cache.clear()
             self._cache["versions"] = versions

@@ -1,7 +1,8 @@
-"""Layers written with ops: each computes what the PyTorch or PyG class it is named after defines, one paper to a file.
+"""Layers: each computes what the PyTorch or PyG class it is named after defines, one paper to a file.
 
-`CONVERTED` maps each original class to ours, a subclass of it; `why_not` says why a module must stay as it is. A module
-is converted by changing its class (gossamer.pyg), so parameters, buffers, hooks and names stay what they were.
+A layer is its formula, written on an engine (how to compute) and an adjacency (along which edges). `CONVERTED` maps each
+original class to ours, a subclass of it; `why_not` says why a module must stay as it is. A module is converted by
+changing its class (gossamer.pyg), so parameters, buffers, hooks and names stay what they were.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 from torch import nn
 from torch_geometric import nn as pyg
 
-from . import border, dense, gat, gcn, gin, models, sage
+from ..engine.rules import has_message_hooks
+from . import dense, gat, gcn, gin, inputs, models, sage
 
 CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
     pyg.GCNConv: gcn.GCNConv,
@@ -46,11 +48,11 @@ def why_not(module: Any) -> str | None:
     if isinstance(module, pyg.MessagePassing):
         if module.flow != "source_to_target":
             return f"flow={module.flow!r}: only source_to_target has kernels"
-        if str(module.aggr) not in border.REDUCE:
+        if str(module.aggr) not in inputs.REDUCE:
             return f"aggr={module.aggr!r}: only mean, sum and max have kernels"
         if module.decomposed_layers > 1:
             return "decomposed_layers > 1 splits messages by columns, which no kernel of ours needs"
-        if border.overheard(module):
+        if has_message_hooks(module):
             return "someone listens to its messages (register_message_forward_hook and the like)"
     if isinstance(module, (pyg.GCNConv, pyg.GATConv, pyg.GATv2Conv)) and module.aggr not in ("add", "sum"):
         return f"aggr={module.aggr!r}: {type(module).__name__} has kernels for sums only"

@@ -18,36 +18,36 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from ..activations.plan import Plan, leave_room_for_loss
-from . import chain
+from ..engine.engine import Engine
+from ..engine.epilogue import Act, Epilogue
 
 
-def _act(plan: Plan | None, x: Any, act: chain.Act, inplace: bool) -> Any:
-    if inplace or not isinstance(x, Tensor) or not chain.takes(x, plan):
+def _act(engine: Engine, x: Any, act: Act, inplace: bool) -> Any:
+    if inplace or not isinstance(x, Tensor) or not engine.takes(x):
         return NotImplemented
-    return chain.apply(x, chain.NO_NORM, act, 0.0, None, plan)
+    return engine.run(x, Epilogue(act=act))
 
 
-def _relu(plan: Plan | None, input: Any, inplace: bool = False) -> Any:
-    return _act(plan, input, chain.Act("relu"), inplace)
+def _relu(engine: Engine, input: Any, inplace: bool = False) -> Any:
+    return _act(engine, input, Act("relu"), inplace)
 
 
-def _leaky_relu(plan: Plan | None, input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
-    return _act(plan, input, chain.Act("leaky_relu", negative_slope), inplace)
+def _leaky_relu(engine: Engine, input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+    return _act(engine, input, Act("leaky_relu", negative_slope), inplace)
 
 
-def _elu(plan: Plan | None, input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
-    return _act(plan, input, chain.Act("elu", alpha), inplace)
+def _elu(engine: Engine, input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    return _act(engine, input, Act("elu", alpha), inplace)
 
 
-def _gelu(plan: Plan | None, input: Any, approximate: str = "none") -> Any:
-    return _act(plan, input, chain.Act("gelu"), approximate != "none")
+def _gelu(engine: Engine, input: Any, approximate: str = "none") -> Any:
+    return _act(engine, input, Act("gelu"), approximate != "none")
 
 
-def _dropout(plan: Plan | None, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def _dropout(engine: Engine, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if not training or inplace or not 0 < p <= 1 or not isinstance(input, Tensor):
         return NotImplemented
-    return chain.dropout(input, p, plan)
+    return engine.dropout(input, p)
 
 
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -62,14 +62,14 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 class _Replacing(TorchFunctionMode):
-    def __init__(self, plan: Plan | None) -> None:
+    def __init__(self, engine: Engine) -> None:
         super().__init__()
-        self.plan = plan
+        self.engine = engine.floats
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = REPLACED.get(func)
         if replacement is not None and not torch.compiler.is_compiling() and not _runs_again_outside():
-            result = replacement(self.plan, *args, **(kwargs or {}))
+            result = replacement(self.engine, *args, **(kwargs or {}))
             if result is not NotImplemented:
                 return result
         return func(*args, **(kwargs or {}))
@@ -87,11 +87,11 @@ def _runs_again_outside() -> bool:
     return False
 
 
-def replacing(plan: Plan | None, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """forward(*args, **named) with the calls above replaced, keeping what the plan says."""
+def replacing(engine: Engine, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """forward(*args, **named) with the calls above replaced."""
     if torch.compiler.is_compiling():
         return forward(*args, **named)
     active = any(isinstance(mode, _Replacing) for mode in torch.overrides._get_current_function_mode_stack())
-    with contextlib.nullcontext() if active else _Replacing(plan):
+    with contextlib.nullcontext() if active else _Replacing(engine):
         out = forward(*args, **named)
-    return out if active else leave_room_for_loss(out, plan)
+    return out if active else engine.leave_room_for_loss(out)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..native import library, num_threads
+from ..state import facts
 
 
 def dtype_of(name: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
@@ -50,29 +51,28 @@ def permutation(name: str, perm: Tensor, count: int) -> None:
     """Each of 0 .. count - 1 once, so that writing there reaches every place. Checked once per tensor, as `csr` is."""
     dtype_of(name, perm, (torch.int64,))
     shape_of(name, perm, (count,), f"[{count}], one position per edge")
-    if _mark(perm) == -1 - count:  # never the mark of a rowptr
+    if _is_known(perm, "perm", count):
         return
     ids_within(name, perm, count, "edges")
     found = torch.zeros(count, dtype=torch.bool, device=perm.device)
     found[perm] = True
     if not bool(found.all()):
         raise ValueError(f"`{name}` must hold each position once (got none at {int(found.int().argmin())})")
-    _set_mark(perm, -1 - count)
+    _has_passed(perm, "perm", count)
 
 
 def csr(rowptr: Tensor, col: Tensor, num_src: int, prefix: str = "") -> None:
-    """A CSR structure that kernels may trust. Checked once per tensor: a pass leaves a mark that names the version.
+    """A CSR structure that kernels may trust. Checked once per version of a tensor (state/facts.py).
 
-    Torch counts a tensor's in-place changes; a change through NumPy or `.data` is not counted, hence not noticed.
     `prefix` is what the names of both begin with.
     """
     dtype_of(f"{prefix}col", col, (torch.int32,))
     shape_of(f"{prefix}col", col, (None,), "[nnz]")
     at_least("num_src", num_src, 0)
     rowptr_of(rowptr, col.numel(), f"{prefix}rowptr")
-    if _mark(col) != num_src:
+    if not _is_known(col, "col", num_src):
         ids_within(f"{prefix}col", col, num_src, "source rows")
-        _set_mark(col, num_src)
+        _has_passed(col, "col", num_src)
 
 
 def rowptr_of(rowptr: Tensor, nnz: int, name: str = "rowptr") -> None:
@@ -80,7 +80,7 @@ def rowptr_of(rowptr: Tensor, nnz: int, name: str = "rowptr") -> None:
     dtype_of(name, rowptr, (torch.int64,))
     if rowptr.dim() != 1 or rowptr.numel() == 0:
         raise ValueError(f"`{name}` must have the shape [num_dst + 1] (got {tuple(rowptr.shape)})")
-    if _mark(rowptr) == nnz:
+    if _is_known(rowptr, "rowptr", nnz):
         return
     values = rowptr.contiguous()
     if library and values.device.type == "cpu":
@@ -94,17 +94,13 @@ def rowptr_of(rowptr: Tensor, nnz: int, name: str = "rowptr") -> None:
             f"`{name}` must ascend from 0 to the number of edges, {nnz} (got {int(values[at])} at position {at}); "
             "build it with Graph.from_edge_index"
         )
-    _set_mark(rowptr, nnz)
+    _has_passed(rowptr, "rowptr", nnz)
 
 
-def _mark(tensor: Tensor) -> int | None:
-    version, fact = getattr(tensor, "_gossamer_checked", (None, None))
-    return fact if version is not None and version == version_of(tensor) else None
+def _is_known(tensor: Tensor, *fact: object) -> bool:
+    """Whether this version of the tensor has passed the check before."""
+    return not torch.compiler.is_compiling() and facts.recall(tensor, fact) is not None
 
 
-def _set_mark(tensor: Tensor, fact: int) -> None:
-    tensor._gossamer_checked = (version_of(tensor), fact)  # type: ignore[attr-defined]
-
-
-def version_of(tensor: Tensor) -> tuple[int, ...] | None:
-    return None if tensor.is_inference() else (tensor._version, tensor.data_ptr(), tensor.numel())
+def _has_passed(tensor: Tensor, *fact: object) -> None:
+    facts.note(tensor, fact, True)

@@ -9,12 +9,12 @@ pool.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..state import facts
 from . import _checks
 from ._library import define
 from .weight_grad import weight_grad
@@ -87,34 +87,17 @@ column_sums = define(
 )
 
 
-class _Known(NamedTuple):
-    storage: StorageWeakRef  # as long as it is here, no other storage has its number
-    version: int
-    shape: torch.Size
-    sums: Tensor
-
-
-_known: dict[int, _Known] = {}
-
-
 def remember_sums(dout: Tensor, sums: Tensor) -> None:
-    """`sums` are those of the whole contiguous `dout` by column; known until it is changed or gone."""
-    for key, known in list(_known.items()):  # a copy: other threads may go backward too
-        if known.storage.expired():
-            _known.pop(key, None)
-    storage = StorageWeakRef(dout.untyped_storage())
-    _known[storage.cdata] = _Known(storage, dout._version, dout.shape, sums)
+    """`sums` are those of `dout` by column: a fact about the gradient, which autograd hands on as the same object."""
+    facts.note(dout, "column_sums", sums)
 
 
 def bias_gradient(dout: Tensor) -> Tensor:
-    """The sums of a gradient by column: those that its maker remembered, else made now.
-
-    Autograd hands on other tensor objects than it was given, so the storage tells whether it is that gradient.
-    """
-    if _known and not torch._C._are_functorch_transforms_active():
-        known = _known.get(dout.untyped_storage()._cdata)
-        if known is not None and (known.version, known.shape) == (dout._version, dout.shape) and dout.is_contiguous():
-            return known.sums
+    """The sums of a gradient by column: those that its maker remembered, else made now."""
+    if not torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
+        sums = facts.recall(dout, "column_sums")
+        if sums is not None:
+            return sums
     return column_sums(dout.contiguous())
 
 

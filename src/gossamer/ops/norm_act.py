@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,17 @@ class Over(IntEnum):
     COLUMNS = 2
     ROWS = 3
     ALL = 4
+
+
+class Settings(NamedTuple):
+    """The arguments of `norm_act` after its tensors."""
+
+    over: int
+    eps: float
+    act: int
+    slope: float
+    p: float
+    seed: int
 
 
 def check_over(over: int) -> None:

@@ -9,7 +9,7 @@ NaN or infinity gets scale NaN, so that whatever uses it shows it. Keeps one byt
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,13 @@ from . import _checks, random
 from ._library import define
 
 CODE_MAX = 127
+
+
+class QRows(NamedTuple):
+    """Int8 codes [rows, columns] with a scale per row."""
+
+    codes: Tensor
+    scale: Tensor
 
 
 def _check(x: Tensor, seed: int | None) -> None:

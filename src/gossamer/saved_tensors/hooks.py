@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..activations.plan import LEAST, plan_of
 from ..codecs import Codec
+from ..engine.saved.policy import LEAST, saving_of
 from ..state.location import layer_here
 from . import slopes
 from .account import Account, refuse_when_compiled
@@ -76,7 +76,7 @@ def _block(codec: Codec, least: int) -> Iterator[Account]:
 class _Compressing(TorchFunctionMode):
     def __init__(self, codec: Codec, least: int) -> None:
         super().__init__()
-        plan = plan_of(codec)
+        plan = saving_of(codec)
         assert plan is not None  # it is for settings that keep everything
         values: Any = plan.values
         of_slopes = dataclasses.replace(values, bits=plan.slopes) if hasattr(values, "bits") else values

@@ -1,4 +1,4 @@
-"""Where in a model the program is right now, for messages."""
+"""Where in a model the program is: the module whose forward is running."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..compute.watch import precision
+from ..engine.int8.precision import precision
+from ..state import model_state_of
 from ..pyg import lighten_
 from ..recipe import Recipe, recipe_of
 from .checkpoint import copy_of
@@ -86,10 +87,13 @@ def train(
     with Run(out, facts, resume, checkpoint_seconds) as run, EpochBar(epochs, progress) as bar:
         history, best = run.start(model, optimizer, examples.task.higher_is_better)
         bar.show(history)
+        state = model_state_of(model)
         while len(history) < epochs and not history.out_of_patience(patience):
             when, start = run.stopped_in(len(history) + 1), time.perf_counter()
             loss = train_epoch(model, optimizer, examples, when)
             seconds = time.perf_counter() - start
+            if state is not None:
+                state.epoch += 1
             val, test = evaluate(model, examples)
             check_finite("validation score", val, when)
             bar.tell(precision(model))
@@ -109,7 +113,7 @@ def train(
 def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, examples: Examples, when: str) -> float:
     """One pass over the training examples; the mean loss per example. Nothing that is not finite reaches a weight."""
     model.train()
-    total, count = 0.0, 0
+    total, count, state = 0.0, 0, model_state_of(model)
     for batch in examples.batches():
         optimizer.zero_grad()
         loss = examples.task.loss(batch.predict(model, examples.task), batch.y)
@@ -117,6 +121,8 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, examples: Ex
         loss.backward()
         check_gradients(model, when)
         optimizer.step()
+        if state is not None:
+            state.step += 1
         total, count = total + value * len(batch.y), count + len(batch.y)
     return total / count
 

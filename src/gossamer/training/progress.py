@@ -10,7 +10,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from ..compute.watch import Precision
+from ..engine.int8.precision import Precision
 from .history import History
 
 Self = TypeVar("Self", bound="Shown")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..activations.noise import stream
+from ..engine.noise import stream
 
 
 class RandomState(NamedTuple):

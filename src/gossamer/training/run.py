@@ -14,8 +14,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ..compute import watch
 from . import checkpoint as files
+from ..state import model_state_of
 from . import random_state
 from .checkpoint import Checkpoint, NotWritten
 from .folder import CHECKPOINT, RESULT, RUN, environment, open_folder, plain, write_json
@@ -53,7 +53,9 @@ class Run:
             files.check_fits(found, model, path)
             self._check_epochs(len(found.state["history"]["loss"]))
             files.restore(found, model, optimizer)
-            watch.restore(model, found.state.get("precision", {}))
+            state = model_state_of(model)
+            if state is not None and found.state.get("model"):
+                state.restore(found.state["model"])
             random_state.restore(found.random)
             history, best = History.replay(higher_is_better, found.state["history"]), found.best
             self.saved_epoch = len(history)
@@ -75,10 +77,11 @@ class Run:
         due = time.monotonic() - self.saved_at >= self.checkpoint_seconds
         if self.folder is None or not (due or (now and self.saved_epoch != len(history))):
             return
+        state_of_model = model_state_of(model)
         state = {
             "epoch": len(history),
             "history": history.columns(),
-            "precision": watch.state(model),
+            "model": None if state_of_model is None else state_of_model.state(),
             "settings": self.settings,
             "versions": self.environment,
         }

@@ -1,0 +1,244 @@
+"""A sparse matrix with a diagonal beside it, for float rows and for int8 rows, forward and backward.
+
+    A = diag(dst_scale) V diag(src_scale) + diag(diagonal)        V: `value` on the edges of `graph`
+    product        A x + b + add                                  back        A^T g
+    product_rows   the same for int8 rows, in or out              back_rows   the same
+
+The diagonal holds what is not a neighbour: GCN's self-loops, GIN's own row. `reduce` "max" takes the maximum over the
+edges in place of the sum. Every transposed product of training is `back` or `back_rows`, where `policy` says which
+matrix is multiplied. A fixed adjacency saves nothing for backward but itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..graph import Graph
+from ..ops.linear import bias_gradient
+from ..ops.quantize_rows import QRows
+from ..ops.sddmm import edge_gradient, sddmm_op
+from ..ops.spmm import spmm_op
+from ..ops.spmm_int8 import spmm_int8_op
+from ..state import facts
+from .policy import Exact, Policy
+
+Reduce = Literal["sum", "mean", "max"]
+
+
+class Sparse(NamedTuple):
+    """A matrix in the arguments of the ops that multiply by it."""
+
+    rowptr: Tensor
+    col: Tensor
+    value: Tensor | None = None
+    src_scale: Tensor | None = None
+    dst_scale: Tensor | None = None
+
+
+class Edges(NamedTuple):
+    """The structure of a graph and of its transpose, for attention: its weights are made anew in every call."""
+
+    rowptr: Tensor
+    col: Tensor
+    t_rowptr: Tensor
+    t_col: Tensor
+    t_perm: Tensor
+
+    def dots(self, a: Tensor, b: Tensor, heads: int) -> Tensor:
+        """<a_i, b_j> of each edge and head."""
+        return sddmm_op(self.rowptr, self.col, a, b, heads, None, None, None)
+
+    def back(self, w: Tensor, dout: Tensor) -> Tensor:
+        """The sum of w_e dout_i over the edges out of each node."""
+        return row_sums(Sparse(self.t_rowptr, self.t_col, ops.gather_rows(w, self.t_perm)), dout)
+
+
+def row_sums(matrix: Sparse, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
+    """matrix x + diagonal * x."""
+    rowptr, col, value, src_scale, dst_scale = matrix
+    return spmm_op(rowptr, col, value, src_scale, dst_scale, x, None, diagonal, None, None, None, None, None)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Adjacency:
+    graph: Graph
+    value: Tensor | None = None
+    """Weights of edges in CSR order in place of the graph's own; they may require grad."""
+    src_scale: Tensor | None = None
+    dst_scale: Tensor | None = None
+    diagonal: Tensor | None = None
+    """[nodes], or one number for all; it may require grad."""
+    reduce: Literal["sum", "max"] = "sum"
+    policy: Policy = Exact()
+
+    @classmethod
+    def of(cls, graph: Graph, value: Tensor | None = None, reduce: Reduce = "sum") -> Adjacency:
+        """Sum, mean or maximum over the neighbours."""
+        degree = graph.inverse_degree if reduce == "mean" else None
+        return cls(graph, value, None, degree, None, "max" if reduce == "max" else "sum")
+
+    @property
+    def is_linear(self) -> bool:
+        return self.reduce == "sum"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is linear and nothing of it requires grad."""
+        parts = (self.value, self.diagonal)
+        return self.is_linear and not any(part is not None and part.requires_grad for part in parts)
+
+    def with_diagonal(self, diagonal: Tensor | None) -> Adjacency:
+        return dataclasses.replace(self, diagonal=diagonal)
+
+    def under(self, policy: Policy) -> Adjacency:
+        return self if policy == self.policy else dataclasses.replace(self, policy=policy)
+
+    # The matrix -------------------------------------------------------------------------------------------------
+
+    def matrix(self) -> Sparse:
+        value = self.graph.value if self.value is None else self.value
+        return Sparse(self.graph.rowptr, self.graph.col, value, self.src_scale, self.dst_scale)
+
+    def transpose(self) -> Sparse:
+        t = self.graph.t()
+        value = t.value if self.value is None else ops.gather_rows(self.value, self.graph.t_perm)
+        return Sparse(t.rowptr, t.col, value, self.dst_scale, self.src_scale)
+
+    @property
+    def edges(self) -> Edges:
+        t = self.graph.t()
+        return Edges(self.graph.rowptr, self.graph.col, t.rowptr, t.col, self.graph.t_perm)
+
+    def _spread(self, nodes: int) -> Tensor | None:
+        """The diagonal as kernels take it: [nodes], one number expanded."""
+        return None if self.diagonal is None else self.diagonal.reshape(-1).expand(nodes)
+
+    # Float rows -------------------------------------------------------------------------------------------------
+
+    def product(self, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+        """A x + b + add."""
+        if self.diagonal is not None and self.diagonal.requires_grad:
+            own = self.diagonal.reshape(-1, 1) * x
+            return self.with_diagonal(None).product(x, bias, own if add is None else own + add)
+        self.graph.check_rows("x", x)
+        if not self.is_linear or torch.compiler.is_compiling():
+            return self._by_op(x, bias, add)
+        return _Product.apply(x, self.value, bias, add, self)
+
+    def _by_op(self, x: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+        """As a registered op, which has a gradient of its own: that of maxima, and what `torch.compile` traces."""
+        diagonal = self._spread(x.size(0))
+        if not self.is_linear:
+            return ops.spmm(self.graph, x, self.value, "max", bias=bias, diagonal=diagonal, rows=add)
+        transposed: tuple[Tensor | None, ...] = (None, None, None, None)
+        if torch.compiler.is_compiling() and torch.is_grad_enabled() and x.requires_grad:
+            t = self.graph.t()
+            transposed = (t.rowptr, t.col, *((None, t.value) if self.value is None else (self.graph.t_perm, None)))
+        return spmm_op(*self.matrix(), x.contiguous(), bias, diagonal, add, *transposed)
+
+    def back(self, dout: Tensor) -> Tensor:
+        """A^T dout."""
+        dout = dout.contiguous()
+        return row_sums(self.policy.transposed(self, dout), dout, self._spread(dout.size(0)))
+
+    def edge_gradient(self, x: Tensor, dout: Tensor) -> Tensor:
+        """The gradient of `value`."""
+        none = (None, None, None)
+        return edge_gradient(*self.matrix(), x, dout, none)
+
+    # Int8 rows --------------------------------------------------------------------------------------------------
+
+    def _of_rows(self, matrix: Sparse, x: QRows) -> tuple[Any, ...]:
+        return matrix.rowptr, matrix.col, matrix.value, x.scale, matrix.dst_scale, x.codes, matrix.src_scale
+
+    def product_of_rows(self, x: QRows, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+        """A x + b + add in float32."""
+        return spmm_int8_op(*self._of_rows(self.matrix(), x), bias, self._spread(len(x.codes)), add)
+
+    def product_rows(self, x: QRows, noise: int | None) -> QRows:
+        """A x, quantised as it is made."""
+        own = self._spread(len(x.codes))
+        return QRows(*ops.spmm_rows(*self._of_rows(self.matrix(), x), None, own, None, None, noise))
+
+    def product_rows_once(self, x: QRows) -> QRows:
+        """`product_rows` to nearest, remembered while these rows and this matrix live and are not changed."""
+        known = facts.recall(x.codes, "sum")
+        if known is not None and known.is_of(self):
+            return known.rows
+        made = _Sum.of(self, self.product_rows(x, None))
+        facts.note(x.codes, "sum", made)
+        return made.rows
+
+    def back_of_rows(self, g: QRows) -> Tensor:
+        """A^T g in float32."""
+        own = self._spread(len(g.codes))
+        return spmm_int8_op(*self._of_rows(self.policy.transposed(self, g.scale), g), None, own, None)
+
+    def back_rows(self, g: QRows, factor: Tensor, noise: int | None) -> QRows:
+        """A^T g times a factor per column, quantised as it is made."""
+        matrix, own = self.policy.transposed(self, g.scale), self._spread(len(g.codes))
+        return QRows(*ops.spmm_rows(*self._of_rows(matrix, g), None, own, None, factor, noise))
+
+
+class _Sum(NamedTuple):
+    """A neighbour sum of int8 rows, and the adjacency that it was made by."""
+
+    parts: tuple[weakref.ref[Any] | float | None, ...]
+    versions: tuple[int | None, ...]
+    rows: QRows
+
+    @classmethod
+    def of(cls, adjacency: Adjacency, rows: QRows) -> _Sum:
+        parts = tuple(weakref.ref(p) if isinstance(p, (Tensor, Graph)) else p for p in _parts(adjacency))
+        return cls(parts, _versions(adjacency), rows)
+
+    def is_of(self, adjacency: Adjacency) -> bool:
+        held = [part() if isinstance(part, weakref.ref) else (part,) for part in self.parts]
+        now = [part if isinstance(part, (Tensor, Graph)) else (part,) for part in _parts(adjacency)]
+        same = all(a is b or (isinstance(a, tuple) and a == b) for a, b in zip(held, now, strict=True))
+        return same and self.versions == _versions(adjacency)
+
+
+def _parts(adjacency: Adjacency) -> tuple[Graph | Tensor | float | None, ...]:
+    """What makes the matrix; a constant diagonal by its number, as a layer makes a new tensor of it in every call."""
+    diagonal = adjacency.diagonal
+    own = float(diagonal) if diagonal is not None and diagonal.numel() == 1 else diagonal
+    return adjacency.graph, *adjacency.matrix()[2:], own
+
+
+def _versions(adjacency: Adjacency) -> tuple[int | None, ...]:
+    tensors = [part for part in _parts(adjacency) if isinstance(part, Tensor)]
+    return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+class _Product(torch.autograd.Function):
+    """`Adjacency.product` of a sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, value: Tensor | None, bias: Tensor | None, add: Tensor | None, adjacency: Adjacency
+    ) -> Tensor:
+        ctx.adjacency = dataclasses.replace(adjacency, value=None) if ctx.needs_input_grad[1] else adjacency
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (bias, add)]
+        ctx.save_for_backward(*((x, value) if ctx.needs_input_grad[1] else ()))
+        return adjacency._by_op(x, bias, add)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        adjacency, needs, saved = ctx.adjacency, ctx.needs_input_grad, ctx.saved_tensors
+        dvalue = None
+        if needs[1]:
+            x, value = saved
+            adjacency = dataclasses.replace(adjacency, value=value)
+            dvalue = adjacency.edge_gradient(x, dout)
+        dx = adjacency.back(dout) if needs[0] else None
+        dbias = bias_gradient(dout).to(ctx.dtypes[0]) if needs[2] else None
+        return dx, dvalue, dbias, dout.to(ctx.dtypes[1]) if needs[3] else None, None

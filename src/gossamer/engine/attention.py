@@ -1,0 +1,104 @@
+"""What attention layers tell an engine, and what engines share for them.
+
+    Gat      p_ij = softmax over j of  leaky(a_src . h_j + a_dst . h_i + edge term)
+    Gatv2    p_ij = softmax over j of  a . leaky(h_j + g_i)
+    out_i = sum over j of dropout(p_ij) h_j + b,    per head; heads are concatenated or averaged
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..graph import Graph
+from .epilogue import draw_seed
+
+Drop = tuple[float, int] | None
+"""Probability and seed of the attention's dropout."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The parameters of one attention layer."""
+
+    lins: tuple[Any, ...]
+    """Projections of sources and destinations; one module if they share it."""
+    atts: tuple[Tensor, ...]
+    heads: int
+    width: int
+    slope: float
+    dropout: float
+    concat: bool
+    bias: Tensor | None
+    res: Any
+
+    def draw_dropout(self) -> Drop:
+        return (self.dropout, draw_seed()) if self.dropout > 0 else None
+
+    @property
+    def averages(self) -> bool:
+        """Whether float sums of this layer's rows average the heads as they go."""
+        return not self.concat and self.heads > 1
+
+    def early_bias(self, averaged: bool = False) -> Tensor | None:
+        """The bias, if it can be added together with the neighbours: where the sum is as wide as the result."""
+        return self.bias if (self.concat or averaged) and self.res is None else None
+
+    def summed(self, graph: Graph, h: Tensor, p: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
+        """The weighted sum of float rows, averaged over the heads if it can be, and the weights after dropout."""
+        p = p if drop is None else ops.dropout(p, *drop)
+        if self.averages:
+            return ops.head_mean_spmm(graph, h, p, bias=self.early_bias(averaged=True)), p
+        return ops.spmm(graph, h, value=p, bias=self.early_bias()), p
+
+
+@dataclass(frozen=True)
+class Gat(Attention):
+    """atts: those of sources and destinations, [1, heads, width]."""
+
+    edge_term: Tensor | None = None
+
+    @property
+    def weight_of_terms(self) -> Tensor:
+        """v with head_dots(x W^T, *atts) = x v^T: [heads * len(atts), columns of x]."""
+        weight = self.lins[0].weight
+        return weight_of_terms(weight, *self.atts)
+
+
+@dataclass(frozen=True)
+class Gatv2(Attention):
+    """atts: one, [heads, width]."""
+
+
+class Projected(NamedTuple):
+    """Rows that attention weighs: of sources and destinations, and what came along with them."""
+
+    h_src: Tensor
+    h_dst: Tensor | None
+    terms: tuple[Tensor | None, ...] | None = None
+    """GAT's <h, att> of sources and destinations, with a gradient of their own."""
+    residual: Tensor | None = None
+
+
+def head_dots(h: Tensor, atts: tuple[Tensor, ...], deterministic: bool = False) -> tuple[Tensor, ...]:
+    """<h_n, att> per head and att: [nodes, heads * width] with [1, heads, width] to [nodes, heads] each."""
+    return stacked_dots(h, atts, deterministic).split(atts[0].size(1), dim=1)
+
+
+def stacked_dots(h: Tensor, atts: tuple[Tensor, ...], deterministic: bool) -> Tensor:
+    """All as one narrow product with rows that hold each head's att at its own columns: h is read once, and backward
+    has one gradient to add to it.
+    """
+    from .float32 import Float32  # it knows when our product pays
+
+    spread = torch.cat([torch.block_diag(*att[0]) for att in atts])  # [heads * len(atts), heads * width]
+    return Float32(deterministic).product(h, spread, None)
+
+
+def weight_of_terms(weight: Tensor, *atts: Tensor) -> Tensor:
+    by_head = weight.view(atts[0].size(1), -1, weight.size(1))  # [heads, width, columns]
+    return torch.cat([(att.transpose(0, 1) @ by_head).flatten(0, 1) for att in atts])

@@ -1,0 +1,197 @@
+"""HOW a layer computes, and what it saves: the interface between layers and arithmetic.
+
+    multiply   lin(x) + b + add                         product, of a plain weight
+    convolve   A (x W^T) + b + x_dst W_r^T              multiply or aggregate first is decided inside
+    attend     attention layers (attention.py)
+    epilogue   dropout(act(norm(x)))                    a tensor, or a `Deferred` that the next product runs
+
+An engine is a recipe, lowered for one module (choice.py). `x` may be a `Deferred` wherever a layer passes what the
+layer before it returned. The public methods below are the same for all engines; what differs is abstract.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import memory
+from ..aggregate import Adjacency
+from ..state import state_of
+from . import epilogue as epilogues
+from . import rules
+from .attention import Attention, Projected
+from .epilogue import Batch, Deferred, Epilogue, ready
+
+
+class Engine(ABC):
+    # What layers call -------------------------------------------------------------------------------------------
+
+    def multiply(self, lin: Any, x: Any, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+        """lin(x) + bias + add, in one product where the module is only a weight and a bias."""
+        plain = rules.is_plain(lin)
+        if plain and isinstance(x, Deferred) and bias is None and add is None:
+            found = self.of(lin).products_of(x, [lin.weight], [lin.bias])
+            if found is not None:
+                return found[0]
+        x = ready(x)
+        if not plain:
+            out = lin(x)
+            out = out if bias is None else out + bias
+            return out if add is None else out + add
+        total = lin.bias if bias is None else bias if lin.bias is None else lin.bias + bias
+        return self.of(lin).product(x, lin.weight, total, add)
+
+    def convolve(
+        self, x: Any, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any = None, x_dst: Any = None,
+        inside: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """A (x W^T) + bias + root(x_dst), W the weight of `lin`.
+
+        `bias` is the layer's, added after the sum. A module `lin` that is more than a weight is called as the formula
+        says: `inside` the sum, A lin(x) + bias, or after it, lin(A x), its own bias being `bias`.
+        """
+        roots = [] if root is None else [root]
+        if rules.is_plain(lin) and adjacency.is_linear and not (inside and lin.bias is not None):
+            if isinstance(x, Deferred) and all(map(rules.is_plain, roots)):
+                out = self.convolve_deferred(x, adjacency, lin, bias, root)
+                if out is not None:
+                    return out
+            x, x_dst = _ready(x, x_dst)
+            return self.convolve_plain(x, adjacency, lin, bias, root, x_dst)
+        x, x_dst = _ready(x, x_dst)
+        if inside:
+            return self.aggregate(adjacency, self.multiply(lin, x), bias)
+        return self.multiply(lin, self.aggregate(adjacency, x), None, self.rooted(root, x_dst))
+
+    def rooted(self, root: Any, x_dst: Tensor | None) -> Tensor | None:
+        """root(x_dst), None without either."""
+        return None if root is None or x_dst is None else self.multiply(root, x_dst)
+
+    def attend(
+        self, x: Any, x_dst: Any, adjacency: Adjacency, attention: Attention, shows_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The layer's result, and the weights of edges after dropout if they are to be shown."""
+        rows = self.project_deferred(x, attention) if isinstance(x, Deferred) else None
+        if rows is None:
+            x, x_dst = _ready(x, x_dst)
+            drop = attention.draw_dropout()  # before any noise, so that recipes share masks
+            rows = self.project(x, x_dst, attention, shows_weights)
+        else:
+            x_dst, drop = None, attention.draw_dropout()
+        out, weights = self.weigh(adjacency, rows, attention, drop, shows_weights)
+        return self._finish(attention, out, x_dst, rows.residual), weights
+
+    def _finish(self, a: Attention, out: Tensor, x_dst: Tensor | None, residual: Tensor | None) -> Tensor:
+        """What becomes of the heads; bias and residual, as far as they have not been added."""
+        averaged = a.averages and out.size(1) == a.width
+        if not a.concat and not averaged:
+            out = out.view(-1, a.heads, a.width).mean(dim=1)
+        if residual is not None:
+            out = out + residual
+        elif a.res is not None and x_dst is not None:
+            out = self.multiply(a.res, x_dst, None, out)
+        added = a.bias is None or a.early_bias(averaged) is not None
+        return out if added else out + a.bias
+
+    def epilogue(
+        self, x: Any, norm: nn.Module | None = None, act: nn.Module | None = None, drop: nn.Dropout | float = 0.0,
+        batch: Batch = None, defer: bool = False,
+    ) -> Any:  # fmt: skip
+        """drop(act(norm(x))); a Deferred if the engine can run it with the next product and `defer` allows that."""
+        return epilogues.run(self, x, norm, act, drop, batch, defer)
+
+    def leave_room_for_loss(self, out: Any) -> Any:
+        """`out`, a model's result, after the pool made room for the loss, which takes torch's own memory.
+
+        The logarithm of a softmax, its gradient and that of the result are each as large as the result.
+        """
+        if self.saves and isinstance(out, Tensor) and out.requires_grad and rules.saves_little(out):
+            memory.leave_room(3 * out.nbytes)
+        return out
+
+    def of(self, module: Any) -> Engine:
+        """The engine of a part of the module: a recipe may make exceptions by name."""
+        state = state_of(module)
+        return self.floats if state is None or torch.compiler.is_compiling() else state.engine
+
+    # What engines differ in -------------------------------------------------------------------------------------
+
+    saves: bool = False
+    """Whether activations are saved in few bits."""
+
+    @property
+    @abstractmethod
+    def floats(self) -> Engine:
+        """The engine of everything that is no product: itself, or what an int8 engine stands on."""
+
+    @abstractmethod
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
+        """x W^T + b + add."""
+
+    @abstractmethod
+    def products_of(
+        self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+    ) -> tuple[Tensor, ...] | None:
+        """x W_k^T + b_k for each k; None, with the epilogue still to run, where that cannot be."""
+
+    @abstractmethod
+    def aggregate(
+        self, adjacency: Adjacency, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None
+    ) -> Tensor:
+        """A x + b + add."""
+
+    def aggregates_first(self, x: Tensor, out_channels: int) -> bool:
+        """(A x) W^T in place of A (x W^T)."""
+        return rules.aggregates_first(x, x.size(1), out_channels)
+
+    @abstractmethod
+    def convolve_plain(
+        self, x: Tensor, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Tensor | None
+    ) -> Tensor:
+        """`convolve` for a plain `lin` and a linear adjacency."""
+
+    @abstractmethod
+    def convolve_deferred(
+        self, x: Deferred, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any
+    ) -> Tensor | None:
+        """The same behind an epilogue, of which x_dst is the result, too; None where that cannot be."""
+
+    @abstractmethod
+    def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
+        """The rows that attention weighs."""
+
+    @abstractmethod
+    def project_deferred(self, x: Deferred, a: Attention) -> Projected | None:
+        """The same behind an epilogue; None, with the epilogue still to run, where that cannot be."""
+
+    @abstractmethod
+    def weigh(
+        self, adjacency: Adjacency, rows: Projected, a: Attention, drop: Any, shows_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weighted sum of rows, averaged over the heads if it can be, and the weights if they are to be shown."""
+
+    @abstractmethod
+    def takes(self, x: Tensor) -> bool:
+        """Whether a fused epilogue on x is worth its call."""
+
+    @abstractmethod
+    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+        """An epilogue as one op."""
+
+    @abstractmethod
+    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+        """An epilogue, to be run with the product behind it; None if that gains nothing."""
+
+    @abstractmethod
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        """Dropout alone."""
+
+
+def _ready(x: Any, x_dst: Any) -> tuple[Any, Any]:
+    """Both as tensors; one if they are the same Deferred."""
+    made = ready(x)
+    return made, made if x_dst is x else ready(x_dst)

@@ -1,0 +1,273 @@
+"""Epilogues: norm, activation and dropout between two products, in as few memory passes as the mathematics allows.
+
+`match` reads the three modules once; what it finds runs as one fused op (ops/norm_act.py, or ops.relu_dropout where
+there is no norm). Where an engine can run it together with the product behind it, a `Deferred` takes the place of the
+result. Modules that are hooked, of other kinds or changed in place are called one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch_geometric import nn as pyg
+
+from .. import ops
+from ..ops.activation import ACTIVATIONS
+from ..ops.norm_act import Over, Settings
+from . import gradient, rules
+from .saved import epilogue as saved
+from .saved.policy import Saving
+
+
+class Act(NamedTuple):
+    """An activation as fused ops know it."""
+
+    name: str
+    slope: float = 0.0
+
+
+class Norm(NamedTuple):
+    """A normalisation as fused ops know it: what its statistics are taken over, and its parameters."""
+
+    over: Over
+    eps: float
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor | None = None
+    var: Tensor | None = None
+
+    @property
+    def tensors(self) -> saved.Norm:
+        return self.weight, self.bias, self.mean, self.var
+
+
+NO_NORM = Norm(Over.NOTHING, 0.0, None, None)
+IDENTITY = Act("identity")
+Batch = tuple[Tensor | None, int | None] | None
+"""Which rows are one graph, and how many graphs there are."""
+
+
+class Epilogue(NamedTuple):
+    """dropout(act(norm(x))); `module` is the batch norm whose running statistics are to follow."""
+
+    norm: Norm = NO_NORM
+    act: Act = IDENTITY
+    p: float = 0.0
+    module: nn.Module | None = None
+
+    def draw(self) -> Settings:
+        """The arguments of ops.norm_act after its tensors, with a new seed for dropout."""
+        seed = draw_seed() if self.p > 0 else 0
+        index = ACTIVATIONS.index(self.act.name)
+        return Settings(int(self.norm.over), self.norm.eps, index, self.act.slope, self.p, seed)
+
+    @property
+    def is_relu(self) -> bool:
+        """Without a norm."""
+        return self.norm.over == Over.NOTHING and self.act.name == "relu"
+
+    @property
+    def is_dropout(self) -> bool:
+        """Neither norm nor activation."""
+        return self.norm.over == Over.NOTHING and self.act.name == "identity"
+
+    def follow(self, mean: Tensor, var: Tensor, rows: int) -> None:
+        """Let the batch norm's running statistics follow."""
+        inner = self.module.module if isinstance(self.module, pyg.BatchNorm) else self.module
+        if self.norm.over == Over.COLUMNS and isinstance(inner, _BatchNorm) and inner.training:
+            follow(inner, mean, var, rows)
+
+
+def draw_seed() -> int:
+    """A seed from torch's default generator: `torch.manual_seed` and saved generator states govern our masks too."""
+    return int(torch.randint(2**63 - 1, ()))
+
+
+@torch.no_grad()
+def follow(norm: _BatchNorm, mean: Tensor, var: Tensor, rows: int) -> None:
+    """Move the running statistics towards this batch's, as torch does: by `momentum`, or to the mean of all batches."""
+    if norm.running_mean is None or norm.running_var is None or not norm.track_running_stats:
+        return
+    momentum = norm.momentum
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(norm.num_batches_tracked) if momentum is None else momentum
+    norm.running_mean.lerp_(mean, momentum or 0.0)
+    norm.running_var.lerp_(var * (rows / (rows - 1)), momentum or 0.0)
+
+
+# Matching ---------------------------------------------------------------------------------------------------------
+
+
+def act_of(module: nn.Module | None) -> Act | None:
+    """The activation of a module, None if it is none that fused ops know."""
+    if module is None or type(module) is nn.Identity:
+        return IDENTITY
+    if isinstance(module, nn.ReLU):
+        return Act("relu") if rules.is_a(module, nn.ReLU) else None
+    if isinstance(module, nn.LeakyReLU):
+        return Act("leaky_relu", module.negative_slope) if rules.is_a(module, nn.LeakyReLU) else None
+    if isinstance(module, nn.ELU):
+        return Act("elu", module.alpha) if rules.is_a(module, nn.ELU) else None
+    return Act("gelu") if rules.is_a(module, nn.GELU) and module.approximate == "none" else None
+
+
+def norm_of(module: nn.Module | None, x: Tensor) -> Norm | None:
+    """The normalisation that a module would apply to x, None if it is none that fused ops know."""
+    if module is None or type(module) is nn.Identity:
+        return NO_NORM
+    if not rules.is_a(module, pyg.BatchNorm, nn.BatchNorm1d, nn.LayerNorm, pyg.LayerNorm):
+        return None
+    if isinstance(module, pyg.BatchNorm):
+        return norm_of(module.module, x)
+    if isinstance(module, nn.BatchNorm1d) and x.size(1) == module.num_features:
+        if module.training or module.running_mean is None:
+            return Norm(Over.COLUMNS, module.eps, module.weight, module.bias) if x.size(0) > 1 else None
+        return Norm(Over.FIXED, module.eps, module.weight, module.bias, module.running_mean, module.running_var)
+    if isinstance(module, nn.LayerNorm) and module.normalized_shape == (x.size(1),):
+        return Norm(Over.ROWS, module.eps, module.weight, module.bias)
+    if isinstance(module, pyg.LayerNorm) and x.size(1) == module.in_channels:
+        over = Over.ALL if module.mode == "graph" else Over.ROWS
+        return Norm(over, module.eps, module.weight, module.bias)
+    return None
+
+
+def match(
+    x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dropout | float, batch: Batch
+) -> Epilogue | None:
+    """The epilogue of three modules on x, None if one of them is to be called by itself."""
+    if batch is not None and batch[0] is not None:
+        return None
+    if rules.is_hooked(norm, act, drop, getattr(norm, "module", None)):
+        return None
+    if isinstance(drop, nn.Module) and not rules.is_a(drop, nn.Dropout):
+        return None
+    first = next((m for m in (norm, act, drop) if m is not None and type(m) is not nn.Identity), None)
+    if getattr(first, "inplace", False):  # the caller may count on its x being changed
+        return None
+    p = drop if isinstance(drop, (int, float)) else drop.p if drop.training else 0.0
+    known_norm, known_act = norm_of(norm, x), act_of(act)
+    return None if known_norm is None or known_act is None else Epilogue(known_norm, known_act, p, norm)
+
+
+# Running ----------------------------------------------------------------------------------------------------------
+
+
+class RunsEpilogues(Protocol):
+    """What an engine does for epilogues."""
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether a fused op on x is worth its call."""
+
+    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+        """The epilogue as one op."""
+
+    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+        """The epilogue, to be run with the product behind it; None if that gains nothing."""
+
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        """Dropout alone: ours pays from far fewer elements on than other ops, and for any number of dimensions."""
+
+
+def run(
+    engine: RunsEpilogues, x: Tensor, norm: nn.Module | None = None, act: nn.Module | None = None,
+    drop: nn.Dropout | float = 0.0, batch: Batch = None, defer: bool = False,
+) -> Any:  # fmt: skip
+    """drop(act(norm(x))), fused where that is possible and pays; with `defer` maybe a Deferred.
+
+    `drop` is a module, or a probability that holds now; `batch` is passed to norms that ask which rows are one graph.
+    """
+    epilogue = match(x, norm, act, drop, batch) if engine.takes(x) else None
+    if epilogue is not None:
+        deferred = engine.defer(x, epilogue) if defer else None
+        return engine.run(x, epilogue) if deferred is None else deferred
+    if norm is not None:
+        x = norm(x) if batch is None else norm(x, *batch)
+    x = x if act is None else act(x)
+    return drop(x) if isinstance(drop, nn.Module) else engine.dropout(x, drop)
+
+
+def run_fused(x: Tensor, epilogue: Epilogue) -> Tensor:
+    """The epilogue as one op that saves x, or a bit per element."""
+    settings = epilogue.draw()
+    if epilogue.is_relu:
+        return ops.relu_dropout(x, settings.p, settings.seed)
+    if epilogue.is_dropout:
+        return ops.dropout(x, settings.p, settings.seed) if settings.p > 0 else x
+    out, mean, var = ops.norm_act(x.contiguous(), *epilogue.norm.tensors, *settings)
+    epilogue.follow(mean, var, x.size(0))
+    return out
+
+
+class Deferred:
+    """An epilogue that waits for the product behind it: made together, its result never exists as a whole.
+
+    It holds the only reference to its input, which is free once `products`, `quantise` or `run` has been called.
+    `saving` saves its result in few bits; `asked` is what the maker of its input asks of the gradient.
+    """
+
+    def __init__(
+        self, x: Tensor, epilogue: Epilogue, run: Callable[[Tensor, Epilogue], Tensor], saving: Saving | None,
+        asked: gradient.Request | None,
+    ) -> None:  # fmt: skip
+        self._x: Tensor | None = x
+        self._epilogue, self._run, self.saving, self.asked = epilogue, run, saving, asked
+
+    @property
+    def x(self) -> Tensor:
+        """The epilogue's input; its result has the same shape and dtype."""
+        assert self._x is not None, "the epilogue has run"
+        return self._x
+
+    def size(self, dim: int) -> int:
+        return self.x.size(dim)
+
+    def run(self) -> Tensor:
+        """The result."""
+        if self.asked is not None:
+            asked = self.asked
+            return self._through(lambda x, norm, settings: gradient.norm_act(x, norm, settings, asked))[0]
+        x, self._x = self.x, None
+        return self._run(x, self._epilogue)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether `products` may be called: their input is saved in few bits, or recomputed from the epilogue's."""
+        if self.saving is not None:
+            return True
+        return self.asked is not None and gradient.multiplies(ACTIVATIONS.index(self._epilogue.act.name))
+
+    def products(self, weights: list[Tensor], biases: list[Tensor | None]) -> tuple[Tensor, ...]:
+        """out W_k^T + b_k for each k, out the epilogue's result."""
+        saving, asked = self.saving, self.asked
+        if saving is not None:
+            return self._through(
+                lambda x, norm, settings: saved.epilogue_products(x, norm, settings, saving, weights, biases)
+            )
+        assert asked is not None
+        return self._through(lambda x, norm, settings: gradient.products(x, norm, settings, asked, weights, biases))
+
+    def quantise(self, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """The results of consume(x, norm, settings), which makes the epilogue's result as int8 rows."""
+        return self._through(consume)
+
+    def _through(self, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        x = self.x.contiguous()
+        *outs, mean, var = consume(x, self._epilogue.norm.tensors, self._epilogue.draw())
+        self._x = None
+        self._epilogue.follow(mean, var, x.size(0))
+        return tuple(outs)
+
+
+def ready(x: Any) -> Any:
+    """A tensor: the result of a Deferred, or x itself."""
+    return x.run() if isinstance(x, Deferred) else x
+
+
+def input_of(x: Any) -> Any:
+    """A Deferred's input, or x itself: of the same shape and dtype as the result."""
+    return x.x if isinstance(x, Deferred) else x

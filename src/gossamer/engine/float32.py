@@ -1,0 +1,119 @@
+"""The float32 engine: what PyTorch computes, on our kernels where they pay; everything is saved as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from .. import ops
+from ..aggregate import Adjacency
+from . import rules
+from .attention import Attention, Drop, Gat, Projected, head_dots
+from .engine import Engine
+from .epilogue import Deferred, Epilogue, draw_seed, run_fused
+
+
+@final
+@dataclass(frozen=True)
+class Float32(Engine):
+    deterministic: bool = False
+    """Results must not depend on the number of threads, as beside int8 products: ours are used for any size."""
+
+    @property
+    def floats(self) -> Engine:
+        return self
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
+        large = self.deterministic or x.size(0) * weight.size(0) >= rules.least.fused  # pooled pages pay
+        if rules.is_dense(x, 1) and large:
+            return ops.linear(x, weight, bias, add)
+        out = nn.functional.linear(x, weight, bias)
+        return out if add is None else out + add
+
+    def products_of(
+        self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+    ) -> tuple[Tensor, ...] | None:
+        return x.products(list(weights), list(biases)) if x.multiplies else None
+
+    def aggregate(
+        self, adjacency: Adjacency, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None
+    ) -> Tensor:
+        return adjacency.product(x, bias, add)
+
+    def convolve_plain(
+        self, x: Tensor, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Tensor | None
+    ) -> Tensor:
+        rooted = self.rooted(root, x_dst)
+        if self.aggregates_first(x, lin.weight.size(0)):
+            return self.product(self.aggregate(adjacency, x), lin.weight, bias, rooted)
+        return self.aggregate(adjacency, self.product(x, lin.weight, None), bias, rooted)
+
+    def convolve_deferred(
+        self, x: Deferred, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any
+    ) -> Tensor | None:
+        roots = [] if root is None else [root]
+        weights, biases = [lin.weight, *(r.weight for r in roots)], [None, *(r.bias for r in roots)]
+        made = self.products_of(x, weights, biases)
+        return None if made is None else self.aggregate(adjacency, made[0], bias, made[1] if roots else None)
+
+    def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
+        h = self.multiply(a.lins[0], x)
+        if x_dst is None:
+            return Projected(h, None)
+        if x_dst is x and len(a.lins) == 1:
+            return Projected(h, h)
+        return Projected(h, self.multiply(a.lins[-1], x_dst))
+
+    def project_deferred(self, x: Deferred, a: Attention) -> Projected | None:
+        """GAT's rows h = x W^T, its terms as products of x, and its residual, all in one pass."""
+        lin, small = a.lins[0], x.size(0) * a.heads * a.width < rules.least.saved
+        residual = [] if a.res is None else [a.res]
+        plain = len(a.lins) == 1 and all(map(rules.is_plain, [lin, *residual])) and lin.bias is None
+        if not isinstance(a, Gat) or not plain or small or not x.multiplies:
+            return None
+        weights = [lin.weight, a.weight_of_terms, *(res.weight for res in residual)]
+        made = self.products_of(x, weights, [None, None, *(res.bias for res in residual)])
+        assert made is not None
+        h, terms, *rest = made
+        return Projected(h, h, terms.split(a.heads, dim=1), rest[0] if rest else None)
+
+    def weigh(
+        self, adjacency: Adjacency, rows: Projected, a: Attention, drop: Drop, shows_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        graph = adjacency.graph
+        if isinstance(a, Gat):
+            terms = self.node_terms(rows, a) if rows.terms is None else rows.terms
+            p = ops.gat_attention(graph, *terms, a.edge_term, a.slope)
+        else:
+            assert rows.h_dst is not None
+            p = ops.edge_softmax(graph, ops.gatv2_logits(graph, rows.h_src, rows.h_dst, a.atts[0], a.slope))
+        return a.summed(graph, rows.h_src, p, drop)
+
+    def node_terms(self, rows: Projected, a: Gat) -> tuple[Tensor, Tensor | None]:
+        """<h, att> of sources and destinations."""
+        h_src, h_dst, *_ = rows
+        if h_dst is h_src:
+            a_src, a_dst = head_dots(h_src, a.atts, self.deterministic)
+            return a_src, a_dst
+        (a_src,) = head_dots(h_src, a.atts[:1], self.deterministic)
+        return a_src, None if h_dst is None else head_dots(h_dst, a.atts[1:], self.deterministic)[0]
+
+    def takes(self, x: Tensor) -> bool:
+        return rules.is_dense(x)
+
+    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+        return run_fused(x, epilogue)
+
+    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+        return None
+
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        if 0 < p <= 1 and rules.is_dense(x, rules.least.dropout, any_shape=True):
+            return ops.dropout(x, p, draw_seed())
+        return nn.functional.dropout(x, p) if p > 0 else x
+
+
+FLOAT32 = Float32()

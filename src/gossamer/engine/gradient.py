@@ -1,0 +1,224 @@
+"""Gradients that go from an epilogue to the product before it as int8 rows: in float32 they never reach memory.
+
+A product reads the gradient of its result only quantised, once or twice with different factors, and summed by columns.
+It says so in a `Request`, which lives on the autograd node of its result. An epilogue (norm, activation, dropout) that
+reads that result makes just these rows in its backward (ops/norm_act_backward_rows.py) and returns a `QGradient`: a
+tensor that carries codes and dequantises itself as soon as anyone but that product touches it. Tensor hooks,
+`retain_grad`, anomaly mode and a second reader of the result thus see the gradient, rounded to int8 without bias.
+
+If the product behind that epilogue is one in float32, as before a loss, it is made along with it, and the epilogue's
+result is neither written nor saved: backward recomputes it from the input (ops/chain_products_backward.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from .. import ops
+from ..ops.kept_chain import is_smooth
+from ..ops.norm_act import Over
+from ..ops.norm_act_backward_rows import COLUMNWISE, READERS
+from ..ops.quantize_rows import QRows
+from .noise import refuse_twice
+
+
+class QTensor(Tensor):
+    """A float32 matrix that is there as int8 rows: rows of x * factor, for one or several factors by name."""
+
+    rows: dict[Hashable, QRows] | None
+    factors: Mapping[Hashable, Tensor | None]
+
+    @staticmethod
+    def __new__(
+        cls: Any, rows: dict[Hashable, QRows], factors: Mapping[Hashable, Tensor | None], *rest: Any
+    ) -> QTensor:
+        codes = next(iter(rows.values())).codes
+        return Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)
+
+    def __init__(self, rows: dict[Hashable, QRows], factors: Mapping[Hashable, Tensor | None], *rest: Any) -> None:
+        self.rows, self.factors = rows, factors
+        self._float: Tensor | None = None
+
+    def dequantised(self) -> Tensor:
+        """The matrix in float32."""
+        if self._float is not None:
+            return self._float
+        assert self.rows is not None
+        name, (codes, scale) = next(iter(self.rows.items()))
+        whole, factor = ops.dequantize_rows(codes, scale), self.factors[name]
+        return whole if factor is None else whole / factor
+
+    def _become_float(self) -> Tensor:
+        """For what changes it in place: the codes are void from then on."""
+        self._float, self.rows = self.dequantised(), None
+        return self._float
+
+    def numpy(self, **named: Any) -> Any:
+        return self.dequantised().numpy(**named)
+
+    def tolist(self) -> Any:
+        return self.dequantised().tolist()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.dequantised().clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dequantised().__reduce_ex__(protocol)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        changes = func._schema.is_mutable
+        if changes and args and isinstance(args[0], QTensor):
+            args[0]._become_float()
+        plain = tree_map(lambda a: a.dequantised() if isinstance(a, QTensor) else a, (args, kwargs or {}))
+        out = func(*plain[0], **plain[1])
+        return args[0] if changes and args and isinstance(args[0], QTensor) else out
+
+
+class QGradient(QTensor):
+    """A gradient as its product asked for it: rows by each factor, column sums, and products by head if asked for."""
+
+    def __init__(
+        self, rows: dict[Hashable, QRows], factors: Mapping[Hashable, Tensor | None], request: Request, sums: Tensor,
+        dots: Tensor | None,
+    ) -> None:  # fmt: skip
+        super().__init__(rows, factors)
+        self.request, self.sums, self.dots = request, sums, dots
+
+
+class Request:
+    """What a product will read of the gradient of its result."""
+
+    def __init__(self) -> None:
+        self.factors: dict[Hashable, Tensor | None] = {}
+        self.seeds: dict[Hashable, int | None] = {}
+        self._heads, self._origin = 0, None
+        self._watch: Any = None
+
+    def ask_for(self, factors: Mapping[Hashable, Tensor | None], seeds: Any, watch: Any = None) -> None:
+        """Rows multiplied by each factor; `watch` measures their rounding (int8/precision.py)."""
+        if len(factors) <= READERS:
+            self.factors = dict(factors)
+            self.seeds = {name: seeds.of_gradient() for name in factors}
+            self._watch = watch
+
+    def ask_for_dots(self, heads: int, origin: Tensor | None) -> None:
+        """By head the products of the first rows with the result itself, less `origin`."""
+        self._heads, self._origin = heads, origin
+
+    def fill(self, gradient: Sequence[Any], settings: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """An epilogue's backward: the gradient, and those of the norm's weight and bias."""
+        stochastic = None not in self.seeds.values()
+        seeds, factors = [seed or 0 for seed in self.seeds.values()], list(self.factors.values())
+        given = (*gradient, *settings, factors, seeds, stochastic, self._heads, self._origin)
+        flat, sums, dweight, dbias, dots = ops.norm_act_backward_rows(*given)
+        rows = {name: QRows(*flat[2 * k : 2 * k + 2]) for k, name in enumerate(self.factors)}
+        if self._watch is not None:
+            dx = ops.OPS["norm_act_backward"](*gradient, *settings)[0]
+            for name, factor in self.factors.items():
+                self._watch.see("dout", dx, rows[name], factor)
+        return QGradient(rows, self.factors, self, sums, dots if self._heads else None), dweight, dbias
+
+    def answer(self, dout: Tensor) -> QGradient | None:
+        """The gradient if it came as this request asks; None if dout is any other tensor."""
+        return dout if isinstance(dout, QGradient) and dout.request is self and dout.rows is not None else None
+
+
+def request_of(x: Tensor) -> Request | None:
+    """What the maker of x asks of its gradient; None if nothing, or if something else stands between."""
+    request = getattr(x.grad_fn, "request", None)
+    return request if request is not None and request.factors else None
+
+
+def whole(dout: Tensor) -> Tensor:
+    """A gradient in float32, contiguous."""
+    return dout.dequantised() if isinstance(dout, QTensor) else dout.contiguous()
+
+
+class _Epilogue(torch.autograd.Function):
+    """ops.norm_act whose gradient answers a request."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, asked: Request, *settings: Any) -> Any:
+        out, own_mean, own_var = ops.norm_act(x, weight, bias, mean, var, *settings)
+        used = (own_mean, own_var) if mean is None else (mean, var)
+        ctx.asked, ctx.settings = asked, settings
+        ctx.save_for_backward(x, weight, bias, *used)
+        ctx.mark_non_differentiable(own_mean, own_var)
+        return out, own_mean, own_var
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor, *unused: Tensor) -> tuple[Any, ...]:
+        with torch.no_grad():
+            dx, dweight, dbias = ctx.asked.fill((whole(dout), *ctx.saved_tensors), ctx.settings)
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        own = (dweight if needs_weight else None, dbias if needs_bias else None)
+        return dx, *own, None, None, None, *[None] * len(ctx.settings)
+
+
+NO_CODES = (0, 1, True, None, None, 8)
+"""Bits, block, metadata, levels, noise and slope bits of an epilogue that saves marks alone."""
+NO_POINTWISE = (0, 0.0, 0.0, 0)
+"""Activation, slope, probability and seed of a norm alone."""
+
+
+class _EpilogueProducts(torch.autograd.Function):
+    """Products of the result of ops.norm_act, whose gradient answers a request."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, asked: Request, settings: Any, *params: Any
+    ) -> Any:
+        weights, biases = list(params[::2]), list(params[1::2])
+        outs, own_mean, own_var, *_ = ops.chain_keep(x, weight, bias, mean, var, *settings, *NO_CODES, weights, biases)
+        used = (own_mean, own_var) if mean is None else (mean, var)
+        ctx.asked, ctx.settings, ctx.count = asked, settings, len(weights)
+        ctx.save_for_backward(*weights, x, weight, bias, *used)
+        ctx.mark_non_differentiable(own_mean, own_var)
+        return (*outs, own_mean, own_var)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor only once
+        weights, norm = saved[: ctx.count], saved[ctx.count :]
+        _, needs_weight, needs_bias, _, _, _, _, *needs = ctx.needs_input_grad
+        params: list[Tensor | None] = []
+        with torch.no_grad():
+            douts = [whole(dout) for dout in grads[: ctx.count]]
+            dweights, dz = ops.chain_products_backward(douts, weights, *norm, *ctx.settings)
+            for dout, dweight, needs_w, needs_b in zip(douts, dweights, needs[::2], needs[1::2], strict=True):
+                params += [dweight if needs_w else None, ops.column_sums(dout) if needs_b else None]
+            dx, dnweight, dnbias = ctx.asked.fill((dz, *norm), (*ctx.settings[:2], *NO_POINTWISE))
+        own = (dnweight if needs_weight else None, dnbias if needs_bias else None)
+        return refuse_twice(dx, *own, *[None] * 4, *params)
+
+
+def answers(over: int) -> bool:
+    """Whether the backward of such a norm can answer a request: one that saves its input, with statistics by column."""
+    return over in COLUMNWISE and over != Over.NOTHING
+
+
+def multiplies(act: int) -> bool:
+    """Whether the products of such an epilogue can be made along with it."""
+    return not is_smooth(act)
+
+
+def norm_act(x: Tensor, norm: Sequence[Tensor | None], settings: Sequence[Any], asked: Request) -> tuple[Tensor, ...]:
+    """ops.norm_act of a result whose maker asks for its gradient in int8 rows."""
+    return _Epilogue.apply(x, *norm, asked, *settings)
+
+
+def products(
+    x: Tensor, norm: Sequence[Tensor | None], settings: Sequence[Any], asked: Request, weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """out W_k^T + b_k for each k, out the result of ops.norm_act, then its mean and variance."""
+    params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
+    return _EpilogueProducts.apply(x, *norm, asked, settings, *params)

@@ -1,0 +1,1 @@
+"""The engine that multiplies in int8, forward and backward (Tango)."""

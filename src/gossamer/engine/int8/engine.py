@@ -1,0 +1,211 @@
+"""The engine that multiplies in int8, forward and backward (Tango), on top of one for everything else.
+
+Rows are codes with one scale per node, made by whoever has the float row in a register: products, sums and epilogues
+write codes. Beneath it stands the float32 engine, or one that saves few bits: then the codes of forward are not saved,
+and what the bits decode to is quantised again for dW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ...aggregate import Adjacency
+from ...ops.int8_linear import MAX_COLUMNS
+from ...ops.norm_act import Settings
+from .. import rules
+from ..attention import Attention, Drop, Gat, Projected
+from ..engine import Engine
+from ..epilogue import Deferred, Epilogue
+from ..float32 import Float32
+from ..gradient import answers, request_of
+from ..published import Published
+from ..saved.engine import Saved
+from ..saved.epilogue import Norm
+from ..saved.policy import layout_of
+from ..settings import Int8
+from .entry import Entry
+from .gat import Setting, gat_sum
+from .gatv2 import gatv2_sum
+from .precision import Watch
+from .products import convolve, products, project
+
+
+@final
+@dataclass(frozen=True)
+class Int8Engine(Engine):
+    setting: Int8
+    beneath: Float32 | Saved | Published
+    watch: Watch | None = None
+    """Measures rounding in the first steps, where the recipe leaves the precision to be found."""
+
+    @property
+    def floats(self) -> Engine:
+        return self.beneath
+
+    @property
+    def saves(self) -> bool:  # type: ignore[override]
+        return self.beneath.saves
+
+    def settled(self, in_float32: bool) -> Engine:
+        """The engine after the precision has been found."""
+        return self.beneath if in_float32 else replace(self, watch=None)
+
+    def _watching(self) -> Watch | None:
+        return self.watch if torch.is_grad_enabled() else None
+
+    def _entry(self, x: Tensor) -> Entry:
+        """How rows of x come in: saved in few bits if the engine beneath has bits for them."""
+        saving = self.beneath.saving if isinstance(self.beneath, Saved) and rules.saves_little(x) else None
+        if saving is not None and layout_of(saving.rows, x.size(1), x.device) is None:
+            saving = None
+        return Entry(self.setting, None, saving, None, self._watching())
+
+    def _entry_of(self, x: Deferred, settings: Settings) -> Entry:
+        return Entry(self.setting, settings, x.saving, x.asked, self._watching())
+
+    def _in_int8(self, *lins: Any) -> bool:
+        return all(rules.is_plain(lin) and isinstance(self.of(lin), Int8Engine) for lin in lins)
+
+    # Products ---------------------------------------------------------------------------------------------------
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
+        if not rules.fits_int8(x) or weight.dtype != torch.float32:
+            return self.beneath.product(x, weight, bias, add)
+        return products(x, [weight], [bias], self._entry(x), add=add)[0]
+
+    def products_of(
+        self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+    ) -> tuple[Tensor, ...] | None:
+        return x.quantise(
+            lambda given, norm, settings: products(given, weights, biases, self._entry_of(x, settings), norm)
+        )
+
+    def aggregate(
+        self, adjacency: Adjacency, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None
+    ) -> Tensor:
+        return self.beneath.aggregate(adjacency, x, bias, add)
+
+    def aggregates_first(self, x: Tensor, out_channels: int) -> bool:
+        return self.beneath.aggregates_first(x, out_channels)
+
+    def convolve_plain(
+        self, x: Tensor, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Tensor | None
+    ) -> Tensor:
+        if not rules.fits_int8(x) or not self._in_int8(lin):
+            return self.beneath.convolve_plain(x, adjacency, lin, bias, root, x_dst)
+        together = root is not None and x_dst is x and self._in_int8(root)
+        lins, rooted = ([lin, root], None) if together else ([lin], self.rooted(root, x_dst))
+        weights, aggregate_first = [each.weight for each in lins], self.aggregates_first(x, lin.weight.size(0))
+        if adjacency.is_fixed:
+            first = "aggregate" if aggregate_first else "multiply"
+            biases = [bias, *(each.bias for each in lins[1:])]
+            return convolve(x, adjacency, weights, biases, first, self._entry(x), add=rooted)[0]
+        if aggregate_first:
+            rooted = self.rooted(root, x_dst) if together else rooted
+            return self.product(self.aggregate(adjacency, x), lin.weight, bias, rooted)
+        biases = [None, *(each.bias for each in lins[1:])]
+        h, *own = products(x, weights, biases, self._entry(x))[: len(lins)]
+        return self.aggregate(adjacency, h, bias, own[0] if own else rooted)
+
+    def convolve_deferred(
+        self, x: Deferred, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any
+    ) -> Tensor | None:
+        lins = [lin] if root is None else [lin, root]
+        if not adjacency.is_fixed or not self._in_int8(*lins):
+            return self.beneath.convolve_deferred(x, adjacency, lin, bias, root)
+        weights, biases = [each.weight for each in lins], [bias, *(each.bias for each in lins[1:])]
+
+        def consume(given: Tensor, norm: Norm, settings: Settings) -> tuple[Tensor, ...]:
+            return convolve(given, adjacency, weights, biases, "multiply", self._entry_of(x, settings), norm)
+
+        return x.quantise(consume)[0]
+
+    # Attention --------------------------------------------------------------------------------------------------
+
+    def _sums(self, h: Tensor, shows_weights: bool = False) -> bool:
+        """Whether rows are summed in int8; not where they are saved in fewer bits."""
+        return not shows_weights and not self.beneath.saves and rules.fits_int8(h)
+
+    def _projects(self, x: Tensor, a: Attention, shows_weights: bool = False) -> bool:
+        """Whether GAT's one projection of x is made as int8 rows that only its attention reads."""
+        lin, columns = a.lins[0], a.heads * a.width
+        if not isinstance(a, Gat) or len(a.lins) > 1 or a.res is not None or self._watching() is not None:
+            return False
+        plain = self._in_int8(lin) and lin.bias is None and lin.weight.dtype == torch.float32
+        return (
+            plain
+            and x.size(0) * columns >= rules.least.int8
+            and columns <= MAX_COLUMNS
+            and self._sums(x, shows_weights)
+        )
+
+    def _projected(self, x: Tensor, a: Attention, entry: Entry, *norm: Norm) -> tuple[Tensor, ...]:
+        att = torch.cat(list(a.atts)).flatten(1)
+        return project(x, a.lins[0].weight, att, a.heads, entry, *norm)
+
+    def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
+        if x_dst is x and self._projects(x, a, shows_weights):
+            h, terms, *_ = self._projected(x, a, Entry(self.setting))
+            return Projected(h, h, tuple(terms))
+        if len(a.lins) == 2 and x_dst is x and not isinstance(a, Gat) and self._in_int8(*a.lins) and rules.fits_int8(x):
+            given = ([lin.weight for lin in a.lins], [lin.bias for lin in a.lins])
+            h_src, h_dst, *_ = products(x, *given, self._entry(x))
+            return Projected(h_src, h_dst)
+        return self.beneath.project(x, x_dst, a, shows_weights)
+
+    def project_deferred(self, x: Deferred, a: Attention) -> Projected | None:
+        if self._projects(x.x, a):
+            h, terms = x.quantise(lambda given, norm, s: self._projected(given, a, self._entry_of(x, s), norm))
+            return Projected(h, h, tuple(terms))
+        lins = [*a.lins, *([] if a.res is None else [a.res])]
+        if self._in_int8(*lins) and rules.fits_int8(x.x):
+            made = self.products_of(x, [lin.weight for lin in lins], [lin.bias for lin in lins])
+            assert made is not None
+            return Projected(made[0], made[len(a.lins) - 1], None, None if a.res is None else made[-1])
+        return None if self._sums(x.x) else self.beneath.project_deferred(x, a)
+
+    def weigh(
+        self, adjacency: Adjacency, rows: Projected, a: Attention, drop: Drop, shows_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if not self._sums(rows.h_src, shows_weights) or not isinstance(self.beneath, Float32):
+            return self.beneath.weigh(adjacency, rows, a, drop, shows_weights)
+        graph, edges = adjacency.graph, adjacency.edges if torch.is_grad_enabled() else None
+        setting, bias = Setting(a.slope, drop, self.setting), a.early_bias()
+        if not isinstance(a, Gat):
+            assert rows.h_dst is not None
+            return gatv2_sum(graph, edges, rows.h_src, rows.h_dst, a.atts[0], bias, setting), None
+        terms = rows.terms
+        if terms is None:
+            with torch.no_grad():
+                terms = self.beneath.node_terms(rows, a)
+        a_src, a_dst = terms
+        assert a_src is not None
+        att_src, att_dst = a.atts
+        given = (rows.h_src, rows.h_dst, (att_src, att_dst), (a_src, a_dst, a.edge_term), bias, setting)
+        return gat_sum(graph, edges, *given), None
+
+    # Epilogues --------------------------------------------------------------------------------------------------
+
+    def takes(self, x: Tensor) -> bool:
+        """From few elements on: torch's norms depend on the number of threads."""
+        return rules.is_dense(x, rules.least.int8) or self.beneath.takes(x)
+
+    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+        return self.beneath.run(x, epilogue)
+
+    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+        deferred = self.beneath.defer(x, epilogue)
+        if deferred is not None:
+            return deferred
+        if not rules.fits_int8(x) or x.dtype != torch.float32 or (self.saves and rules.saves_little(x)):
+            return None
+        asked = request_of(x) if answers(epilogue.norm.over) else None
+        return Deferred(x, epilogue, self.beneath.run, None, asked)
+
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        return self.beneath.dropout(x, p)

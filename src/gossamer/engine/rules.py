@@ -1,0 +1,198 @@
+"""Which path a call takes: every question about device, dtype, size, hooks, autocast, `torch.compile` and `torch.func`.
+
+The rule for devices: kernels are for the CPU. Elsewhere, and for whatever else a question below says no to, PyG's own
+forward runs for a convolution and torch's own function for the rest. A `Graph` is the exception, as PyG cannot take
+one: the plain-PyTorch references of our ops serve it on every device.
+
+An op of ours costs a few dozen microseconds more per call than one of torch's; it pays where it saves memory passes,
+page faults or torch's serial random numbers. `least` says from how many elements on; `forced` lets a test choose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric import nn as pyg
+from torch_geometric.nn.dense.linear import is_uninitialized_parameter
+
+from .. import native
+from ..aggregate.build import is_sparse
+from ..graph import Graph
+from ..ops.int8_linear import MAX_COLUMNS
+from .saved.policy import LEAST
+
+
+@dataclass
+class Least:
+    """Elements from which each path pays."""
+
+    fused: int = 2**17
+    """An epilogue as one op: it saves memory passes."""
+    dropout: int = 2**13
+    """A mask of ours: torch draws its mask serially."""
+    saved: int = LEAST
+    """A codec for what is saved."""
+    int8: int = 2**10
+    """Rows in int8."""
+
+
+least = Least()
+
+
+@contextlib.contextmanager
+def forced(**elements: int) -> Iterator[None]:
+    """Other sizes in `least` for the length of a `with` block: `forced(fused=1, dropout=1)` takes our ops always."""
+    before = dataclasses.asdict(least)
+    for name, value in elements.items():
+        if name not in before:
+            raise ValueError(f"`forced` knows {', '.join(before)} (got {name!r})")
+        setattr(least, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(least, name, value)
+
+
+# Tensors ----------------------------------------------------------------------------------------------------------
+
+
+def on_cpu(x: Tensor) -> bool:
+    """The rule for devices."""
+    return x.device.type == "cpu" and x.layout == torch.strided
+
+
+def transformed() -> bool:
+    """Whether `torch.func` (vmap, grad, ...) is at work, which registered ops cannot follow."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_dense(x: Tensor, elements: int | None = None, any_shape: bool = False) -> bool:
+    """Whether a fused op on the rows of x pays: it can run, and x has so many elements (`least.fused`)."""
+    return (
+        x.dtype == torch.float32
+        and (any_shape or x.dim() == 2)
+        and x.numel() >= (least.fused if elements is None else elements)
+        and on_cpu(x)
+        and native.library is not None
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and not transformed()
+    )
+
+
+def saves_little(x: Tensor) -> bool:
+    """Whether what is saved of x is to be compressed: there will be a backward, and x is not small."""
+    return (
+        torch.is_grad_enabled()
+        and x.numel() >= least.saved
+        and x.is_floating_point()
+        and on_cpu(x)
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled(x.device.type)
+        and not transformed()
+    )
+
+
+def saves_rows(x: Tensor) -> bool:
+    """`saves_little` of an operand of a product."""
+    return x.dim() == 2 and x.dtype in (torch.float32, torch.float64) and saves_little(x)
+
+
+def fits_int8(x: Tensor) -> bool:
+    """Whether rows of x can be quantised, and it pays."""
+    return (
+        x.dim() == 2
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and on_cpu(x)
+        and x.numel() >= least.int8
+        and x.size(1) <= MAX_COLUMNS
+        and not torch.compiler.is_compiling()
+        and not transformed()
+    )
+
+
+def aggregates_first(x: Tensor, in_channels: int, out_channels: int) -> bool:
+    """(A X) W in place of A (X W): the sparse product is the expensive one.
+
+    In training a sparse product of width w is paid once forward and, if a gradient flows through it, once backward:
+
+        multiply first    out + out             backward always needs A^T dout
+        aggregate first   in + (in if x needs a gradient)
+
+    On a tie multiply first, which saves x alone and not A X for backward.
+    """
+    if not torch.is_grad_enabled():
+        return in_channels < out_channels
+    return in_channels * (1 + int(x.requires_grad)) < 2 * out_channels
+
+
+# Modules ----------------------------------------------------------------------------------------------------------
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MESSAGE_HOOKS = (
+    "_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
+    "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
+    "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
+    "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks",
+)  # fmt: skip
+LAYERS = f"{__package__.rpartition('.')[0]}.layers."
+
+
+def is_a(module: object, *kinds: type[nn.Module]) -> bool:
+    """Whether a module is of exactly one of these classes, or of our class for it: a subclass may compute otherwise."""
+    kind = type(module)
+    return (kind.__base__ if kind.__module__.startswith(LAYERS) else kind) in kinds
+
+
+def is_hooked(*modules: object) -> bool:
+    """Whether someone listens to these modules' calls, or has replaced one's forward: fusing would pass that by."""
+    if any(getattr(nn.modules.module, f"_global{name}") for name in HOOKS):
+        return True
+    listening = (m for m in modules if isinstance(m, nn.Module))
+    return any("forward" in m.__dict__ or any(getattr(m, name) for name in HOOKS) for m in listening)
+
+
+def is_plain(module: Any) -> bool:
+    """Whether a module is only a weight and a bias: nobody listens to it, and it does not wait for its first input."""
+    known = is_a(module, nn.Linear, pyg.Linear)
+    return known and not is_hooked(module) and not is_uninitialized_parameter(module.weight)
+
+
+def has_message_hooks(conv: Any) -> bool:
+    """Whether message-passing hooks are registered; our kernels bypass message() and aggregate()."""
+    parts = ((conv, MESSAGE_HOOKS), (conv.aggr_module, HOOKS))
+    return any(getattr(module, name, None) for module, names in parts for name in names)
+
+
+def falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
+    """Whether PyG's own forward must run: for explainers and message hooks, other kinds of x, inside torch.func."""
+    if isinstance(edge_index, Graph):
+        return False
+    if hasattr(edge_index, "to_torch_sparse_csr_tensor"):  # torch_sparse's SparseTensor
+        return True
+    if is_sparse(edge_index) and edge_index.requires_grad:  # entries with a gradient
+        return True
+    if not isinstance(x, Tensor) or not on_cpu(x) or x.dim() != 2:
+        return True
+    return bool(conv.explain) or has_message_hooks(conv) or transformed() or not _has_kernels(conv, x)
+
+
+def _has_kernels(conv: Any, x: Tensor) -> bool:
+    """float32, and under autocast bfloat16 for sums; float64 would meet a Graph's float32 weights."""
+    cast = torch.is_autocast_enabled(x.device.type)
+    if cast and (conv.aggr == "max" or torch.get_autocast_dtype(x.device.type) != torch.bfloat16):
+        return False
+    return x.dtype == torch.float32 or (cast and x.dtype == torch.bfloat16)
+
+
+def attends(x: Any, edge_index: Any) -> bool:
+    """What the attention kernels take."""
+    fits = isinstance(x, Tensor) and x.dim() == 2 and x.dtype == torch.float32
+    return fits and not torch.is_autocast_enabled(x.device.type) and not is_sparse(edge_index)

@@ -1,0 +1,1 @@
+"""The engine that saves few bits for backward (EXACT and block-wise EXACT)."""

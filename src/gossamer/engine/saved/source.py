@@ -1,0 +1,128 @@
+"""What is saved of the rows that go into a product, so that its weight gradient dout^T rows can be made in backward.
+
+A `Source` is the tensors that autograd is to save, and how to multiply by what they stand for:
+
+    given     the rows themselves: input that needs no gradient lives anyway, costs nothing and is exact
+    dropped   such input and a dropout seed: the rows are recomputed
+    packed    few-bit codes, of the rows or of the normalised rows an epilogue made them from (ops/kept_chain.py)
+    coded     the codes of any other codec; a projection is multiplied without being undone
+
+What an epilogue saved of its result is a fact about that tensor (state/facts.py), and a product that reads the tensor
+saves nothing of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...codecs import Codec, Projected
+from ...codecs.codec import Codes
+from ...ops.kept_chain import Kept
+from ...state import facts
+from ..noise import draw_seed, refuse_nan
+from .policy import Saving, layout_of
+
+SavedTensors = Sequence[Tensor | None]
+Products = Callable[[SavedTensors, Sequence[Tensor]], list[Tensor]]
+
+
+class Source(NamedTuple):
+    tensors: tuple[Tensor | None, ...]
+    products: Products
+
+
+class Epilogue(NamedTuple):
+    """What an epilogue saved: its result is f (weight x_hat + bias), or the decoded rows if `result` was saved."""
+
+    kept: Kept
+    weight: Tensor | None
+    bias: Tensor | None
+    result: bool
+
+
+class Dropped(NamedTuple):
+    """The result of dropout on input that needs no gradient: it can be recomputed."""
+
+    x: Tensor
+    p: float
+    seed: int
+
+
+def note_saved(out: Tensor, saved: Epilogue | Dropped) -> Tensor:
+    facts.note(out, "saved", saved)
+    return out
+
+
+def saved_of(x: Tensor) -> Epilogue | Dropped | None:
+    """What an epilogue saved of x, its result."""
+    return facts.recall(x, "saved")
+
+
+def is_free(x: Tensor) -> bool:
+    """Whether rows that go into one more product cost nothing: input without gradient, or what an epilogue saved."""
+    return not x.requires_grad or saved_of(x) is not None
+
+
+def source_of(x: Tensor, saving: Saving) -> Source:
+    """What to save of rows that go into a product."""
+    known = saved_of(x)
+    if isinstance(known, Epilogue):
+        return packed(known)
+    if isinstance(known, Dropped):
+        return Source((known.x,), partial(_dropped, known.p, known.seed))
+    if not x.requires_grad:
+        return Source((x.detach(),), _given)
+    return encoded(x, saving.rows)
+
+
+def encoded(x: Tensor, codec: Codec) -> Source:
+    """The rows by a codec, whatever else is known of them."""
+    layout = layout_of(codec, x.size(1), x.device)
+    if layout is None or x.dtype != torch.float32:
+        codes = codec.encode(x.detach(), draw_seed(x))
+        return Source(codes.tensors, partial(_coded, codec, codes.shape, codes.dtype))
+    return packed(Epilogue(pack_rows(x, layout), None, None, True))
+
+
+def pack_rows(x: Tensor, layout: tuple[int, int, bool, Tensor | None]) -> Kept:
+    """Few bits of the rows x themselves."""
+    bits, block, bf16_meta, levels = layout
+    codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(x), bf16_meta, levels)
+    refuse_nan(zero)
+    rows, columns = x.shape
+    return Kept(codes, zero, spread, levels, None, rows, columns, bits, block)
+
+
+def packed(saved: Epilogue) -> Source:
+    tensors = (*saved.kept.tensors, saved.weight, saved.bias)
+    return Source(tensors, partial(_packed, saved.kept.settings, saved.result))
+
+
+def _given(saved: SavedTensors, douts: Sequence[Tensor]) -> list[Tensor]:
+    return [ops.weight_grad(dout, saved[0]) for dout in douts]
+
+
+def _dropped(p: float, seed: int, saved: SavedTensors, douts: Sequence[Tensor]) -> list[Tensor]:
+    (x,) = saved
+    assert x is not None
+    return _given([ops.dropout(x, p, seed)], douts)
+
+
+def _packed(settings: tuple[Any, ...], result: bool, saved: SavedTensors, douts: Sequence[Tensor]) -> list[Tensor]:
+    *kept, weight, bias = saved
+    return ops.kept_products(list(douts), *kept, *settings, weight, bias, result)
+
+
+def _coded(
+    codec: Codec, shape: torch.Size, dtype: torch.dtype, saved: SavedTensors, douts: Sequence[Tensor]
+) -> list[Tensor]:
+    codes = Codes(tuple(t for t in saved if t is not None), shape, dtype)
+    if isinstance(codec, Projected):
+        return [codec.grad_weight(dout, codes) for dout in douts]
+    return _given([codec.decode(codes)], douts)

@@ -1,0 +1,62 @@
+"""What convolutions are called with: pairs of tensors, numbers of nodes, and the adjacency behind `edge_index`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..aggregate import Adjacency, Exact
+from ..aggregate.adjacency import Reduce
+from ..aggregate.build import Sizes, is_sparse, listed, neighbours
+from ..engine.epilogue import Deferred, input_of
+from ..graph import Graph
+from ..state import state_of
+
+REDUCE: dict[str, Reduce] = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max"}
+"""PyG's names of aggregations, and ours."""
+
+
+def pair_of(x: Any) -> tuple[Any, Any]:
+    """Sources and destinations: one tensor (or Deferred) for both, or PyG's pair."""
+    return (x, x) if isinstance(x, (Tensor, Deferred)) else x
+
+
+def under_policy(conv: Any, adjacency: Adjacency) -> Adjacency:
+    """The adjacency with the recipe's policy of backward."""
+    state = state_of(conv)
+    return adjacency.under(Exact() if state is None else state.recipe.backward)
+
+
+def adjacency_of(
+    conv: Any, x: tuple[Any, Any], edge_index: Any, size: Any = None, weight: Tensor | None = None
+) -> Adjacency:
+    """The sum, mean or maximum over the neighbours that the convolution asks for."""
+    found = neighbours(edge_index, sizes_of(*x, edge_index, size), weight, REDUCE[conv.aggr])
+    return under_policy(conv, found)
+
+
+def sizes_of(x_src: Any, x_dst: Any, edge_index: Any, size: Any = None) -> Sizes:
+    """(num_src, num_dst), as PyG finds them: from the rows, from `size`, from a matrix, else as many as sources."""
+    x_src, x_dst = input_of(x_src), input_of(x_dst)
+    told = (None, None) if size is None else tuple(size)
+    rows = (x_src.size(0), told[1] if x_dst is None else x_dst.size(0))
+    if any(a is not None and b is not None and a != b for a, b in zip(told, rows, strict=True)):
+        raise ValueError(f"`size` must be the numbers of rows of `x`, {rows} (got {told}); correct it or leave it out")
+    if rows[1] is not None:
+        return rows[0], rows[1]
+    if isinstance(edge_index, Graph):
+        return rows[0], edge_index.num_dst
+    return rows[0], edge_index.size(0) if is_sparse(edge_index) else rows[0]
+
+
+def as_edges(edge_index: Any) -> Any:
+    """What PyG's own forward takes: a Graph as the list of its edges."""
+    return listed(edge_index) if isinstance(edge_index, Graph) else edge_index
+
+
+def keep_templates(self: Any, raise_on_error: bool = False) -> None:
+    """In place of `_set_jittable_templates`, which PyG calls on a copied module.
+
+    It would take the template of the original class for the plain `propagate` that explainers need.
+    """

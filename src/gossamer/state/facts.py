@@ -1,0 +1,79 @@
+"""Facts about tensors, known for as long as the tensor lives and is not changed: the one cache of its kind.
+
+    edge_index -> Graph or Adjacency     x -> int8 rows     codes -> neighbour sums     out -> what its epilogue saved
+    rowptr, col -> checked               gradient -> column sums
+
+A fact belongs to the tensor object, found by identity through a weak reference, never by address. It is void once the
+tensor was changed in place, resized or given other memory. Torch does not count changes through NumPy or `.data`, so
+those are not noticed; tensors made in inference mode count no changes at all, and nothing is remembered of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Fact = TypeVar("Fact")
+
+
+class _Entry:
+    """Facts about one version of a tensor, and about it together with one of another tensor."""
+
+    __slots__ = ("beside", "facts", "version")
+
+    def __init__(self, version: Hashable) -> None:
+        self.version = version
+        self.facts: dict[Hashable, Any] = {}
+        self.beside: WeakTensorKeyDictionary | None = None
+
+
+_entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def version_of(tensor: Tensor) -> Hashable:
+    """Changes when the tensor is changed in place or resized; None for inference tensors, which count no changes."""
+    if tensor.is_inference():
+        return None
+    own = tensor._version, tuple(tensor.shape), tensor.data_ptr() if tensor.layout == torch.strided else 0
+    held = tensor.as_tensor() if hasattr(tensor, "as_tensor") else None  # an EdgeIndex wraps the tensor of its ids
+    return own if held is None else (own, version_of(held))
+
+
+def _entry(entries: WeakTensorKeyDictionary, tensor: Tensor, version: Hashable) -> _Entry:
+    entry = entries.get(tensor)
+    if entry is None or entry.version != version:
+        entry = entries[tensor] = _Entry(version)
+    return entry
+
+
+def recall(tensor: Tensor, key: Hashable) -> Any:
+    """The fact of that name, None if there is none or the tensor has changed since."""
+    entry = _entries.get(tensor)
+    if entry is None or key not in entry.facts or entry.version != version_of(tensor):
+        return None
+    return entry.facts[key]
+
+
+def note(tensor: Tensor, key: Hashable, fact: Any) -> None:
+    """Let `recall` find `fact`."""
+    version = version_of(tensor)
+    if version is not None:
+        _entry(_entries, tensor, version).facts[key] = fact
+
+
+def remember(tensor: Tensor, key: Hashable, build: Callable[[], Fact], beside: Tensor | None = None) -> Fact:
+    """`build()`, once for this version of `tensor` (and of `beside`) and this key."""
+    version, other = version_of(tensor), None if beside is None else version_of(beside)
+    if version is None or (beside is not None and other is None):
+        return build()
+    entry = _entry(_entries, tensor, version)
+    if beside is not None:
+        entry.beside = WeakTensorKeyDictionary() if entry.beside is None else entry.beside
+        entry = _entry(entry.beside, beside, other)
+    if key not in entry.facts:
+        entry.facts[key] = build()
+    return entry.facts[key]

@@ -1,0 +1,74 @@
+"""The state of a lightened model: one object per module, one per model, both gone with `restore_`.
+
+    module._gossamer          LayerState: its part of the recipe, its name, the engine that computes it
+    module._gossamer.model    ModelState: step and epoch, what is drawn once per forward, the layers by name
+
+`ModelState.state()` is plain values that JSON keeps exactly; a checkpoint holds it, and `restore` puts it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+ATTRIBUTE = "_gossamer"
+"""Where `lighten_` puts a module's state."""
+
+
+@dataclass(eq=False)
+class ModelState:
+    """What the layers of one lightened model share."""
+
+    recipe: Any
+    step: int = 0
+    """Optimizer steps since the model was lightened; counted by `gs.train`."""
+    epoch: int = 0
+    drawn: dict[str, Any] = field(default_factory=dict)
+    """What is drawn once per forward and shared by all layers."""
+    layers: dict[str, LayerState] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        layers = {name: found for name, layer in self.layers.items() if (found := layer.state())}
+        return {"step": self.step, "epoch": self.epoch, "layers": layers}
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        """What `state` returned, back in place; layers that it does not name begin anew."""
+        self.step, self.epoch = int(found["step"]), int(found["epoch"])
+        for name, layer in self.layers.items():
+            layer.restore(found["layers"].get(name, {}))
+
+
+@dataclass(eq=False)
+class LayerState:
+    """What one lightened module has been told, and what it remembers."""
+
+    recipe: Any
+    """The recipe, with float32 compute where the module is an exception."""
+    name: str
+    model: ModelState
+    engine: Any
+    """How the module computes: the recipe, lowered (engine.lower)."""
+    precision: Any = None
+    """Measures rounding in the first steps, if the recipe leaves the precision to be found; a convolution shares it
+    with all it holds."""
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.precision is None else {"precision": self.precision.state()}
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        if self.precision is not None:
+            self.precision.restore(found.get("precision", {}))
+
+
+def model_state_of(model: nn.Module) -> ModelState | None:
+    """The state of a lightened model, which each of its lightened modules holds; None if it is none."""
+    return next((state.model for module in model.modules() if (state := state_of(module)) is not None), None)
+
+
+def state_of(module: Any) -> LayerState | None:
+    """The state of a lightened module; None if it is none."""
+    return module.__dict__.get(ATTRIBUTE) if isinstance(module, nn.Module) else None
