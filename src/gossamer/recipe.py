@@ -23,7 +23,6 @@ from .aggregate.policy import Exact
 from .codecs import Blockwise, Codec, Projected, RowInt8, Uniform
 from .engine.settings import Float32, Int8, Keep, Published
 
-
 PLACES: dict[str, dict[str, type]] = {
     "compute": {"Float32": Float32, "Int8": Int8},
     "activations": {kind.__name__: kind for kind in (Keep, Blockwise, Uniform, Projected, RowInt8, Published)},

@@ -1,8 +1,8 @@
 """What attention layers tell an engine, and what engines share for them.
 
-    Gat      p_ij = softmax over j of  leaky(a_src . h_j + a_dst . h_i + edge term)
-    Gatv2    p_ij = softmax over j of  a . leaky(h_j + g_i)
-    out_i = sum over j of dropout(p_ij) h_j + b,    per head; heads are concatenated or averaged
+Gat      p_ij = softmax over j of  leaky(a_src . h_j + a_dst . h_i + edge term)
+Gatv2    p_ij = softmax over j of  a . leaky(h_j + g_i)
+out_i = sum over j of dropout(p_ij) h_j + b,    per head; heads are concatenated or averaged
 """
 
 from __future__ import annotations

@@ -146,7 +146,9 @@ class _Epilogue(torch.autograd.Function):
     """ops.norm_act whose gradient answers a request."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, asked: Request, *settings: Any) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, asked: Request, *settings: Any
+    ) -> Any:
         out, own_mean, own_var = ops.norm_act(x, weight, bias, mean, var, *settings)
         used = (own_mean, own_var) if mean is None else (mean, var)
         ctx.asked, ctx.settings = asked, settings

@@ -220,7 +220,7 @@ class Graph:
         An unweighted loop counts 1. With `ops.spmm(graph, x, diagonal=diagonal)` the product is that of this graph.
         """
         self._require_square("split_self_loops")
-        parts, diagonal = graph_build.split_self_loops(self.rowptr, self.col, self.value)
+        parts, diagonal = build.split_self_loops(self.rowptr, self.col, self.value)
         return Graph(*parts), diagonal
 
     def gcn_norm(self, improved: bool = False, add_self_loops: bool = True) -> Graph:

@@ -24,9 +24,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..engine.int8.precision import precision
-from ..state import model_state_of
 from ..pyg import lighten_
 from ..recipe import Recipe, recipe_of
+from ..state import model_state_of
 from .checkpoint import copy_of
 from .checks import check_adam, check_counts
 from .divergence import check_finite, check_gradients

@@ -14,8 +14,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from . import checkpoint as files
 from ..state import model_state_of
+from . import checkpoint as files
 from . import random_state
 from .checkpoint import Checkpoint, NotWritten
 from .folder import CHECKPOINT, RESULT, RUN, environment, open_folder, plain, write_json

@@ -154,9 +154,7 @@ def _enter_saving(x: Tensor, norm: Norm, settings: Settings, saving: Saving, see
     tail = (settings.act, settings.slope, settings.p, settings.seed, saving.slopes)
     kept = kept_of(tuple(found), x.shape, (bits, block, levels), *tail)
     weight, bias, _, fixed_var = norm
-    saved = SavedInput(
-        kept=kept, result=alone, weight=weight, bias=bias, var=var if fixed_var is None else fixed_var
-    )
+    saved = SavedInput(kept=kept, result=alone, weight=weight, bias=bias, var=var if fixed_var is None else fixed_var)
     return Entered(QRows(codes, scale), saved, mean, var)
 
 

@@ -96,7 +96,9 @@ class _Int8(torch.autograd.Function):
             datt = None
             if spec.heads:
                 assert x is not None
-                drows, dweight, datt = _through_projection(douts[0], x, weights[0], att, grads[1], ctx.seeds, needs.rows)
+                drows, dweight, datt = _through_projection(
+                    douts[0], x, weights[0], att, grads[1], ctx.seeds, needs.rows
+                )
                 dweights = [dweight]
             else:
                 drows, dweights = _through(douts, x, summed, weights, spec, ctx.seeds, needs.rows)
@@ -341,7 +343,9 @@ def _through_projection(
     """
     count, nodes, heads = da.shape
     flat = da.transpose(0, 1).reshape(nodes, count * heads)
-    decoded = (weight.codes * weight.scale.unsqueeze(1)).view(1, heads, -1, x.codes.size(1))  # [1, heads, width, columns]
+    decoded = (weight.codes * weight.scale.unsqueeze(1)).view(
+        1, heads, -1, x.codes.size(1)
+    )  # [1, heads, width, columns]
     by_head = att.view(count, heads, -1, 1)
     drows = None
     if needs_rows:

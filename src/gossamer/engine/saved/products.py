@@ -27,9 +27,7 @@ from .source import Dropped, Source, saved_of
 
 class _Products(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, source: Source, add: Tensor | None, *params: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, source: Source, add: Tensor | None, *params: Tensor | None) -> tuple[Tensor, ...]:
         weights, biases = params[::2], params[1::2]
         ctx.save_for_backward(*weights, *source.tensors)
         ctx.products, ctx.count = source.products, len(weights)
