@@ -18,10 +18,9 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.ops import OPS
-
-from . import calls, calls_int8, calls_layers
-from .calls import DTYPES, Draw
-from .compare import same, tensors_of, using
+from support import calls, calls_int8, calls_layers
+from support.calls import DTYPES, Draw
+from support.compare import same, tensors_of, using
 
 ISAS = kernels.available_isas() or [kernels.REFERENCE]
 CALLS = calls.CALLS | calls_layers.CALLS | calls_int8.CALLS
