@@ -8,20 +8,15 @@ CPP := $(filter %.h %.cpp,$(NATIVE))
 
 DATASET ?= digits
 
-.PHONY: compare test bench readme lint format sanitize emulate wheel clean
+.PHONY: compare test bench readme lint format sanitize emulate wheel check-wheel clean
 
 # The main job. What compare/$(DATASET) has already is shown again; remove that folder to measure anew.
 compare: $(VENV)/installed
 	$(BIN)/gossamer compare $(DATASET) --out compare/$(DATASET) --resume
 
-# Some tests beside all others: each test runs on one thread, so that two cores are put to use.
-BESIDE := tests/ops tests/compute tests/layers tests/activations tests/saved_tensors
-BESIDE_LOG := $(VENV)/test-beside.log
+# Two processes, since each test runs on one thread; a file's tests stay together, and with them what they share.
 test: $(VENV)/installed lint
-	@echo "$(BIN)/pytest $(BESIDE) > $(BESIDE_LOG) &"
-	@$(BIN)/pytest $(BESIDE) -p no:cacheprovider > $(BESIDE_LOG) 2>&1 & beside=$$!; \
-	$(BIN)/pytest $(BESIDE:%=--ignore=%); others=$$?; \
-	wait $$beside; beside=$$?; cat $(BESIDE_LOG); exit $$((beside | others))
+	$(BIN)/pytest -n 2 --dist loadfile
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/ops.py
@@ -65,6 +60,13 @@ define build_native
 endef
 test_native = GOSSAMER_TEST_NATIVE=build/$(1)/gossamer PYTHONPATH=tests/plugins \
 	    $(BIN)/python -m pytest -q -p native_from -p no:cacheprovider
+
+# A wheel without any instruction-set specific file, what another architecture would get: built in isolation without
+# torch, nothing bundled, and its kernels pass their tests.
+check-wheel: $(VENV)/installed
+	$(call build_native,baseline,-C cmake.define.GOSSAMER_BASELINE_ONLY=ON)
+	$(BIN)/python tests/check_wheel.py build/baseline/*.whl
+	env -u GOSSAMER_ISA $(call test_native,baseline) $(patsubst %,tests/ops/test_%.py,spmm pack quantize_rows int8_linear)
 
 wheel: $(VENV)/installed
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -47,15 +47,6 @@ MODELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The tensors are small, and waking threads is not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(params=MODELS)
 def model(request):
     torch.manual_seed(0)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from functools import partial
-from typing import final
 
 import pytest
 import torch
@@ -20,50 +18,18 @@ from gossamer.activations.attention import Setting, gat_sum
 from gossamer.activations.gatv2 import gatv2_sum
 from gossamer.activations.linear import known_product
 from gossamer.layers.attention import weight_of_terms
+from support.codecs import Identity
+from support.graphs import random_graph
+from support.tensors import tensors
+from support.traces import nodes_of
+from support.unbiased import assert_unbiased, moments
 
 NODES, HEADS, WIDTH = 60, 2, 9
 FEW = gs.Recipe(activations=gs.Blockwise(bits=2))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The tensors are small, and waking threads is not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@final
-@dataclass(frozen=True)
-class Identity(gs.Codec):
-    """Keeps everything; below eight `bits` it is treated as a codec that rounds."""
-
-    bits: int = 2
-
-    def encode(self, x, seed=None):
-        assert seed is not None
-        return gs.Codes((x.detach().clone(),), x.shape, x.dtype)
-
-    def decode(self, codes):
-        return codes.tensors[0]
-
-    def nbytes(self, shape):
-        return 4 * torch.Size(shape).numel()
-
-    def error_bound(self, codes):
-        return torch.zeros(())
-
-
 def setting_of(codec, drop=None, shared=True):
     return Setting(0.2, drop, plan.Plan(codec, codec, codec, 8, codec, shared))
-
-
-def random_graph(num_src=NODES, num_dst=NODES, edges=300):
-    """With loops, duplicates and nodes without edges."""
-    generator = torch.Generator().manual_seed(1)
-    src, dst = (torch.randint(0, n - 2, (edges,), generator=generator) for n in (num_src, num_dst))
-    return gs.Graph.from_edge_index(torch.stack([src, dst]), (num_src, num_dst))
 
 
 def dots(h, att):
@@ -85,11 +51,6 @@ def plain_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, setting):
 def plain_gatv2(graph, h_src, h_dst, att, bias, setting):
     p = ops.edge_softmax(graph, ops.gatv2_logits(graph, h_src, h_dst, att, setting.slope))
     return ops.spmm(graph, h_src, value=ops.dropout(p, *setting.drop) if setting.drop else p, bias=bias)
-
-
-def tensors(*shapes, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
 
 
 def gat_inputs(graph, heads=HEADS, width=WIDTH, dtype=torch.float32):
@@ -116,7 +77,7 @@ LAYERS = {
 
 
 def arguments(name):
-    graph = random_graph()
+    graph = random_graph(NODES, NODES, 300)
     x, other, attr = tensors((NODES, 12), (NODES, 12), (graph.num_edges, 3), seed=2)
     edge_index = graph.edge_index
     if "two kinds" in name:
@@ -124,17 +85,6 @@ def arguments(name):
     if "sources only" in name:
         return (x, None), edge_index
     return (x, edge_index, attr) if "edges" in name else (x, edge_index)
-
-
-def nodes_of(out):
-    """The names of the backward nodes behind `out`."""
-    names, found = set(), [out.grad_fn]
-    while found:
-        node = found.pop()
-        if node is not None and node not in names:
-            names.add(node)
-            found += [following for following, _ in node.next_functions]
-    return {type(node).__name__ for node in names}
 
 
 def keeps_few(out):
@@ -254,7 +204,7 @@ def test_gradcheck_gatv2(same):
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,), (5,), (2, 3), (0, 5)])
 def test_only_what_is_asked_for(wanted):
     """Any part may be frozen; with the bias alone nothing is kept."""
-    graph = random_graph()
+    graph = random_graph(NODES, NODES, 300)
     inputs = [t.requires_grad_(k in wanted) for k, t in enumerate(gat_inputs(graph))]
     leaves, setting = [inputs[k] for k in wanted], setting_of(Identity(), (0.3, 11))
     exact = torch.autograd.grad(plain_gat(graph, *inputs, setting).square().sum(), leaves)
@@ -264,37 +214,16 @@ def test_only_what_is_asked_for(wanted):
     torch.testing.assert_close(torch.autograd.grad(out.square().sum(), leaves), exact, rtol=1e-4, atol=1e-4)
 
 
-def trials(function, leaves, count):
-    """The mean of a gradient over many draws of noise, and the variance of one draw."""
-    torch.manual_seed(3)
-    total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves]
-    squares = [t.clone() for t in total]
-    for _ in range(count):
-        for t, s, grad in zip(total, squares, torch.autograd.grad(function(), leaves), strict=True):
-            t += grad
-            s += grad.double().square()
-    return [(t / count, (s / count - (t / count).square()).clamp(min=0)) for t, s in zip(total, squares, strict=True)]
-
-
-def assert_unbiased(function, leaves, exact, count=300):
-    for (mean, variance), truth in zip(trials(function, leaves, count), exact, strict=True):
-        off, error = mean - truth, (variance / count).sqrt() + 1e-6 * truth.abs().max()
-        assert float((off / error).abs().max()) < 5.5
-        # all together: the squared distance of the mean is what the variances say, far from what a bias would add
-        assert float(off.square().sum()) < 2.5 * float(error.square().sum())
-        assert float(variance.sum()) > 0 or float(off.abs().max()) <= 1e-5 * float(truth.abs().max())
-
-
 @pytest.mark.parametrize("codec", [gs.Blockwise(bits=2, bins="optimal"), gs.Uniform(bits=4)])
 @pytest.mark.parametrize("same", [True, False])
 def test_unbiased_gat(codec, same):
-    graph, setting = random_graph(), setting_of(codec, (0.3, 11))
+    graph, setting = random_graph(NODES, NODES, 300), setting_of(codec, (0.3, 11))
     h_src, h_dst, *rest = gat_inputs(graph)
     h_dst = h_src if same else h_dst
     leaves = [h_src, *([] if same else [h_dst]), *rest]
     dout = torch.randn(NODES, HEADS * WIDTH, generator=torch.Generator().manual_seed(4))
     exact = torch.autograd.grad((plain_gat(graph, h_src, h_dst, *rest, setting) * dout).sum(), leaves)
-    assert_unbiased(lambda: (gat(graph, h_src, h_dst, *rest, setting) * dout).sum(), leaves, exact)
+    assert_unbiased(lambda: torch.autograd.grad(gat(graph, h_src, h_dst, *rest, setting), leaves, dout), exact, 300)
 
 
 def test_unbiased_gat_in_a_layer_on_data():
@@ -303,15 +232,16 @@ def test_unbiased_gat_in_a_layer_on_data():
     x = x.detach()
     exact = run(conv, (x, edge_index), gs.Recipe())[1]
     gs.lighten_(conv, FEW)
-    assert_unbiased(lambda: conv(x, edge_index).square().sum(), list(conv.parameters()), exact)
+    leaves = list(conv.parameters())
+    assert_unbiased(lambda: torch.autograd.grad(conv(x, edge_index).square().sum(), leaves), exact, 300)
 
 
 def test_gatv2_is_biased_no_more_than_documented():
-    graph, setting = random_graph(), setting_of(gs.Blockwise(bits=8), (0.3, 11))
+    graph, setting = random_graph(NODES, NODES, 300), setting_of(gs.Blockwise(bits=8), (0.3, 11))
     inputs = tensors((NODES, 18), (NODES, 18), (HEADS, WIDTH), (18,))
     dout = torch.randn(NODES, 18, generator=torch.Generator().manual_seed(4))
     exact = torch.autograd.grad((plain_gatv2(graph, *inputs, setting) * dout).sum(), inputs)
-    found = trials(lambda: (gatv2_sum(graph, *inputs, setting) * dout).sum(), inputs, 300)
+    found = moments(lambda: torch.autograd.grad(gatv2_sum(graph, *inputs, setting), inputs, dout), 300)
     for (mean, _), truth, most in zip(found, exact, (0.025, 0.21, 0.003, 1e-6), strict=True):
         assert float((mean - truth).norm()) < most * float(truth.norm())
     assert float(found[0][1].sum()) > 0
@@ -322,7 +252,10 @@ def test_gatv2_is_biased_no_more_than_documented():
 
 def call(kind):
     """A function that sums the neighbours of rows, rows for it, and its other leaves."""
-    graph, setting = random_graph(), setting_of(gs.Blockwise(bits=2 if kind == "gat" else 8), (0.3, 11))
+    graph, setting = (
+        random_graph(NODES, NODES, 300),
+        setting_of(gs.Blockwise(bits=2 if kind == "gat" else 8), (0.3, 11)),
+    )
     h, _, *atts, a_edge, bias = map(nn.Parameter, gat_inputs(graph))
     if kind == "gat":
         return lambda h: gat(graph, h, h, *atts, a_edge, bias, setting), h, [*atts, a_edge, bias]
@@ -346,7 +279,7 @@ def test_backward_twice_gives_the_same_and_second_derivatives_are_refused(kind):
 
 
 def test_bytes_kept_by_gat():
-    graph, shape = random_graph(), (NODES, HEADS * WIDTH)
+    graph, shape = random_graph(NODES, NODES, 300), (NODES, HEADS * WIDTH)
     x, weight = tensors((NODES, 12), (HEADS * WIDTH, 12))
     _, _, *atts, a_edge, bias = map(nn.Parameter, gat_inputs(graph))
     terms = 2 * 4 * NODES * HEADS
@@ -364,7 +297,7 @@ def test_bytes_kept_by_gat():
 
 
 def test_bytes_kept_by_gatv2():
-    graph, codec = random_graph(), gs.Blockwise(bits=8)
+    graph, codec = random_graph(NODES, NODES, 300), gs.Blockwise(bits=8)
     h, g, att, bias = (nn.Parameter(t) for t in tensors((NODES, 18), (NODES, 18), (HEADS, WIDTH), (18,)))
     for other, count in ((g, 2), (h, 1)):
         with measure.kept() as account:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kept_checks import EXACT, Identity, assert_unbiased, dots, plan_with, seeded, tensors, trials
 from torch import nn
 from torch.autograd import gradcheck
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -17,6 +16,10 @@ from gossamer.activations.linear import products
 from gossamer.activations.stash import Stash, mark_of
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.norm_act import Over
+from support.codecs import EXACT, Identity
+from support.saved import dots, plan_with
+from support.tensors import seeded, tensors
+from support.unbiased import assert_unbiased, moments
 
 ROWS, COLUMNS, OUT = 90, 24, 5
 SLOPES = (0.0, 0.0, 0.2, 1.3, 0.0)  # of each activation
@@ -24,14 +27,6 @@ FEW = plan_with(gs.Blockwise(bits=2, bins="optimal"), slopes=4)
 LINEAR = range(3)  # identity, relu, leaky_relu: linear given a bit
 OVERS = pytest.mark.parametrize("over", list(Over), ids=lambda o: o.name)
 ACTS = pytest.mark.parametrize("act", range(5), ids=lambda a: ACTIVATIONS[a])
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def how_of(over, act=1, p=0.0, eps=1e-5):
@@ -179,7 +174,7 @@ def test_the_bias_of_norms_is_the_documented_one(over, kernels):
     plan = plan_with(codec)
     function = chain if kernels else lambda *a: keeping._PlainChain.apply(*a[:-1], plan.values, False, plan.slopes)
     count = 500
-    ((found, variance),) = trials(lambda: gradients(function(*args, how, plan)[0], [x]), count)
+    ((found, variance),) = moments(lambda: gradients(function(*args, how, plan)[0], [x]), count)
     error = (variance / count).sqrt() + 1e-6
     assert float(((found - exact - documented) / error).abs().max()) < 4.5  # the largest of 128
     # along the documented bias, which is thus told from none at all

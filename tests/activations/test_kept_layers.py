@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import torch
-from kept_checks import EXACT, assert_unbiased, dots, seeded, tensors
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -18,7 +16,11 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer import measure, native, ops
 from gossamer.activations import stash
-from gossamer.layers import rules
+from support.codecs import EXACT
+from support.paths import forced
+from support.saved import dots
+from support.tensors import seeded, tensors
+from support.unbiased import assert_unbiased
 
 NODES, IN, HIDDEN, OUT = 130, 12, 16, 9  # so that every tensor has the 1024 elements from which codecs are worth it
 NAMED = ["exact-int2", "exact-int4", "exact-int8"]
@@ -26,17 +28,10 @@ LOSSLESS = gs.Recipe(activations=EXACT)
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    """Small tensors take fused ops, as large ones do; waking threads for them would not pay."""
-    monkeypatch.setattr(rules, "LEAST_PASS", 1)
-    monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    if native.library is None:  # the references of the fused ops, which layers would not use
-        monkeypatch.setattr(rules, "native", SimpleNamespace(library="references"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _small_tensors_take_fused_ops():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
+    with forced(least=1):
+        yield
 
 
 class HandWritten(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kept_checks import EXACT, Identity, assert_unbiased, dots, plan_with, seeded, tensors
 from torch import nn
 from torch.autograd import gradcheck
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -15,6 +14,10 @@ from gossamer.activations import chain as keeping
 from gossamer.activations.linear import of_neighbours, products
 from gossamer.activations.plan import plan_of
 from gossamer.ops.norm_act import Over
+from support.codecs import EXACT, Identity
+from support.saved import dots, plan_with
+from support.tensors import seeded, tensors
+from support.unbiased import assert_unbiased
 
 ROWS, IN, OUT = 70, 24, 5
 FEW = plan_with(gs.Blockwise(bits=2))
@@ -25,14 +28,6 @@ PLANS = {
     "projected": plan_with(gs.Projected(ratio=3, then=gs.Blockwise(bits=4))),
     "int8": plan_with(gs.RowInt8()),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=PLANS)

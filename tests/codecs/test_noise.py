@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from statistics import NormalDist
-
 import pytest
 import torch
 
 from gossamer import Blockwise
 from gossamer.codecs import optimal_bins
 from gossamer.codecs.blockwise import needs_float32_meta
+from support.rounding import assert_stochastic_rounding
 
 DRAWS, BLOCK = 10_000, 64
 
@@ -25,17 +23,6 @@ def draws_of(codec, x):
     return decoded.view(DRAWS, -1).double(), levels
 
 
-def assert_unbiased(decoded, x, low, high):
-    """Mean x and variance (x - low)(high - x), low and high being the levels next to x."""
-    variance = ((x - low) * (high - x)).clamp(min=0)
-    far = DRAWS * variance > 25 * (high - low) ** 2  # from a level, so that the mean is normal
-    z = ((decoded.mean(0) - x) / (variance / DRAWS).sqrt())[far]
-    assert far.sum() > 0.75 * x.numel()
-    assert abs(z.square().mean() - 1) < 4 * math.sqrt(2 / z.numel())
-    assert z.abs().max() < NormalDist().inv_cdf(1 - 1e-6 / (2 * z.numel()))
-    assert abs((decoded - x).square().mean() / variance.mean() - 1) < 0.02
-
-
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("meta", ["bfloat16", "float32"])
 @pytest.mark.parametrize("bins", ["uniform", "optimal"])
@@ -45,7 +32,7 @@ def test_mean_and_variance_over_ten_thousand_draws(bits, meta, bins, dtype):
     decoded, levels = draws_of(Blockwise(bits, BLOCK, meta, bins), x)
     x = x.double()
     above = torch.searchsorted(levels, x).clamp(1, 2**bits - 1)
-    assert_unbiased(decoded, x, levels[above - 1], levels[above])
+    assert_stochastic_rounding(decoded, x, levels[above - 1], levels[above])
     most = x.argmax()
     width = levels[-1] - levels[-2]
     share = (x[most] - levels[-2]) / width  # 1 but for the range's outward rounding

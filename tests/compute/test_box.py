@@ -8,37 +8,32 @@ import io
 
 import pytest
 import torch
-from int8_checks import cosine
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer.activations import noise
 from gossamer.compute import box as boxes
 from gossamer.compute.box import Box, box_of, drop_box
 from gossamer.compute.conv import products
 from gossamer.compute.entry import Entry
 from gossamer.compute.plan import Int8
-from gossamer.layers import rules
+from support.compare import cosine
+from support.paths import forced
+from support.planted import CLASSES, NODES, WIDTH, planted
+from support.tensors import seeded
 
-NODES, WIDTH, CLASSES = 300, 32, 4
 MODELS = {"GCN": pyg.GCN, "GraphSAGE": pyg.GraphSAGE, "GIN": pyg.GIN}
 FILLED = {"GCN": 2, "GraphSAGE": 2, "GIN": 5}
 """Chains behind a product, of three layers; GIN's have one inside of each, too."""
 
 
 @pytest.fixture(autouse=True)
-def _begin_anew(monkeypatch):
+def _begin_anew():
     """Small tensors take the fused ops, and noise begins as in a new process."""
-    monkeypatch.setattr(rules, "LEAST_PASS", 1)
-    monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    begin_anew()
-
-
-def begin_anew():
-    torch.manual_seed(0)
-    noise.stream.reset()
+    seeded()
+    with forced(least=1):
+        yield
 
 
 @pytest.fixture
@@ -62,15 +57,6 @@ def no_boxes(monkeypatch):
     return without
 
 
-def planted():
-    """Features with a class's direction in them, and edges within classes."""
-    generator = torch.Generator().manual_seed(5)
-    y = torch.randint(0, CLASSES, (NODES,), generator=generator)
-    ends = torch.randint(0, NODES, (2, 30 * NODES), generator=generator)
-    x = torch.randn(NODES, WIDTH, generator=generator) + 2 * F.one_hot(y, WIDTH)
-    return x, ends[:, y[ends[0]] == y[ends[1]]], y
-
-
 def model_of(kind, recipe="tango", dropout=0.0):
     torch.manual_seed(1)
     model = MODELS[kind](WIDTH, WIDTH, 3, CLASSES, norm="batch_norm", dropout=dropout)
@@ -80,7 +66,7 @@ def model_of(kind, recipe="tango", dropout=0.0):
 
 def step(model, learned=False, more=lambda: 0.0):
     """The result, and all gradients by name; `more` is added to the loss. Noise begins anew."""
-    begin_anew()
+    seeded()
     model.zero_grad()
     x, edge_index, y = planted()
     x.requires_grad_(learned)
@@ -139,7 +125,7 @@ def test_frozen_layers(kind, no_boxes):
         model.get_submodule(frozen).requires_grad_(False)
         grads = []
         for around in (contextlib.nullcontext, no_boxes):
-            begin_anew()
+            seeded()
             model.zero_grad()
             x, edge_index, y = planted()
             with around():
@@ -248,7 +234,7 @@ class Keep(nn.Module):
 
 
 def of_own(module):
-    begin_anew()
+    seeded()
     model = module()
     gs.lighten_(model, "tango")
     return model, in_float32(model)

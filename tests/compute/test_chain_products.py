@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from int8_checks import cosine
-from test_box import CLASSES, NODES, WIDTH, begin_anew, planted
-from test_projected_rows import Calls
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -15,7 +12,11 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer import measure, native
 from gossamer.compute import box as boxes
-from gossamer.layers import rules
+from support.compare import cosine
+from support.paths import forced
+from support.planted import CLASSES, NODES, WIDTH, planted
+from support.tensors import seeded
+from support.traces import Calls
 
 NEAREST = gs.Recipe(compute=gs.Int8(gradients="nearest"))
 PRODUCTS = {"GCN": 1, "GraphSAGE": 2, "GIN": 1, "GAT": 2, "MLP": 1, "Sequential": 1}
@@ -24,10 +25,10 @@ pytestmark = pytest.mark.skipif(native.library is None, reason="containers fuse 
 
 
 @pytest.fixture(autouse=True)
-def _begin_anew(monkeypatch):
-    monkeypatch.setattr(rules, "LEAST_PASS", 1)
-    monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    begin_anew()
+def _begin_anew():
+    seeded()
+    with forced(least=1):
+        yield
 
 
 class NoEdges(nn.Module):
@@ -58,7 +59,7 @@ def model_of(kind, recipe=NEAREST, dropout=0.5, **more):
 
 def step(model):
     """The result, and all gradients by name."""
-    begin_anew()
+    seeded()
     model.zero_grad()
     x, edge_index, y = planted()
     x.requires_grad_()
@@ -171,7 +172,7 @@ def test_checkpointing():
     model = model_of("GCN", dropout=0.0)
     x, edge_index, y = planted()
     _, want = step(model)
-    begin_anew()
+    seeded()
     model.zero_grad()
     x.requires_grad_()
     F.cross_entropy(checkpoint(model, x, edge_index, use_reentrant=False), y).backward()

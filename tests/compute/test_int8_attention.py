@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +11,18 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import measure, native, ops
+from gossamer import measure, ops
 from gossamer.compute import rows
 from gossamer.compute.attention import Setting, gat_sum
 from gossamer.compute.gatv2 import gatv2_sum
 from gossamer.compute.plan import Int8
-from gossamer.layers import chain, rules
-from gossamer.ops.csr import row_of_edge
+from gossamer.layers import chain
+from support.compare import cosine
+from support.graphs import random_graph
+from support.int8_attention import Held, dots, exact_gat, exact_gatv2, whole_codes
+from support.paths import forced
+from support.tensors import tensors
+from support.traces import nodes_of
 
 NODES, HEADS, WIDTH = 70, 2, 9
 INT8 = gs.Recipe(compute=Int8())
@@ -29,78 +33,7 @@ def _same_numbers():
     torch.manual_seed(0)
 
 
-def random_graph(num_src=NODES, num_dst=NODES, edges=400):
-    """With loops, duplicates and nodes without edges."""
-    generator = torch.Generator().manual_seed(1)
-    src, dst = (torch.randint(0, n - 2, (edges,), generator=generator) for n in (num_src, num_dst))
-    return gs.Graph.from_edge_index(torch.stack([src, dst]), (num_src, num_dst))
-
-
-def tensors(*shapes, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
-
-
-def cosine(a, b):
-    return float(torch.cosine_similarity(a.detach().double().flatten(), b.detach().double().flatten(), 0))
-
-
 # The functions, against float64 at the rounded rows ----------------------------------------------------------------
-
-
-def decoded(h):
-    return ops.dequantize_rows(*ops.quantize_rows(h.detach())).double()
-
-
-def passing(h):
-    """Float64 rows with the values that int8 rows decode to and the gradient of h."""
-    wide = h.double()
-    return wide + (decoded(h) - wide).detach()
-
-
-def dots(h, att):
-    return (h.view(len(h), *att.shape[1:]) * att).sum(-1)
-
-
-def at_values(tensor, values):
-    """The gradient of `tensor`, with these values."""
-    return tensor + (values - tensor).detach()
-
-
-def softmax(graph, logits):
-    row = row_of_edge(graph.rowptr)
-    e = logits.exp()
-    total = torch.zeros(graph.num_dst, logits.size(1), dtype=e.dtype).index_add(0, row, e)
-    return e / total[row]
-
-
-def weighted(graph, p, h, bias, drop):
-    w = p if drop is None else ops.dropout(p, *drop)
-    heads = (w.unsqueeze(2) * h[graph.col.long()].view(len(w), w.size(1), h.size(1) // w.size(1))).flatten(1)
-    return torch.zeros(graph.num_dst, h.size(1), dtype=h.dtype).index_add(0, row_of_edge(graph.rowptr), heads) + bias
-
-
-def exact_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, drop, whole=False):
-    """Float64 throughout. Logits have the values of h itself, and backward reads the rounded rows, or h itself."""
-    h_dst = h_src if h_dst is None else h_dst
-    pairs = ((h_src, att_src), (h_dst, att_dst))
-    read = torch.Tensor.double if whole else passing
-    a_src, a_dst = (at_values(dots(read(h), a.double()), dots(h.double(), a.double())) for h, a in pairs)
-    s = a_src[graph.col.long()] + a_dst[row_of_edge(graph.rowptr)] + a_edge.double()
-    p = softmax(graph, nn.functional.leaky_relu(s, 0.2))
-    return weighted(graph, p, passing(h_src), bias.double(), drop)
-
-
-def exact_gatv2(graph, h_src, h_dst, att, bias, drop):
-    h_dst = h_src if h_dst is None else h_dst
-
-    def logits(h, g):
-        s = h[graph.col.long()] + g[row_of_edge(graph.rowptr)]
-        return (nn.functional.leaky_relu(s, 0.2).view(len(s), *att.shape) * att.double()).sum(-1)
-
-    at_rows = logits(passing(h_src), passing(h_dst))
-    p = softmax(graph, at_values(at_rows, logits(h_src.double(), h_dst.double())))
-    return weighted(graph, p, passing(h_src), bias.double(), drop)
 
 
 def ours_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, drop, how=INT8.compute):
@@ -136,15 +69,8 @@ def grads_of(function, graph, inputs, dout, drop=None, **named):
 def case(request):
     """Ours, the definition in float64, a graph and leaves."""
     kind, same = request.param
-    graph = random_graph(NODES, NODES if same else NODES - 9)
+    graph = random_graph(NODES, NODES if same else NODES - 9, 400)
     return *SUMS[kind], graph, inputs_of(kind, graph, same)
-
-
-def whole_codes(shape):
-    """A gradient that int8 rows hold exactly, so that rounding it changes nothing."""
-    codes = torch.randint(-127, 128, shape)
-    codes[:, 0] = 127
-    return codes * 2.0 ** torch.randint(-8, 4, (shape[0], 1))
 
 
 @pytest.mark.parametrize("drop", [None, (0.3, 11)])
@@ -313,17 +239,6 @@ LAYERS = {
 }
 
 
-class Held(nn.Module):
-    """A convolution that does not feed the loss, so that it is not left in float32."""
-
-    def __init__(self, conv):
-        super().__init__()
-        self.conv, self.head = conv, nn.Linear(2, 2)
-
-    def forward(self, *args, **named):
-        return self.conv(*args, **named)
-
-
 MANY = 300
 """So many nodes that one logit more or less beyond the kink of leaky does not decide what the gradient of att is."""
 
@@ -337,17 +252,6 @@ def arguments(name):
     if "sources only" in name:
         return (x, None), edge_index
     return (x, edge_index, attr) if "edges" in name else (x, edge_index)
-
-
-def nodes_of(out):
-    """The names of the backward nodes behind `out`."""
-    seen, found = set(), [out.grad_fn]
-    while found:
-        node = found.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            found += [following for following, _ in node.next_functions]
-    return {type(node).__name__ for node in seen}
 
 
 def sums_int8(out):
@@ -458,13 +362,10 @@ def stacked(kind, **given):
 @pytest.fixture
 def in_chains(monkeypatch):
     """Small tensors take fused ops; counts the chains that are made as int8 rows."""
-    monkeypatch.setattr(rules, "LEAST_PASS", 1)
-    monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    if native.library is None:  # the references of the fused ops, which layers would not use
-        monkeypatch.setattr(rules, "native", SimpleNamespace(library="references"))
     made, in_int8 = [], chain.Pending.in_int8
     monkeypatch.setattr(chain.Pending, "in_int8", lambda *args: made.append(args[1]) or in_int8(*args))
-    return made
+    with forced(least=1):
+        yield made
 
 
 def assert_chained(found, truth):

@@ -9,7 +9,6 @@ import pickle
 
 import pytest
 import torch
-from int8_checks import cosine, nsr
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -23,7 +22,9 @@ from gossamer.compute.conv import products
 from gossamer.compute.entry import Entry
 from gossamer.compute.plan import Int8
 from gossamer.layers import chain as chains
-from gossamer.layers import rules
+from support.compare import cosine, nsr
+from support.paths import forced
+from support.tensors import seeded
 
 NODES, WIDTH = 300, 32
 MODELS = {"GCN": pyg.GCN, "GraphSAGE": pyg.GraphSAGE, "GIN": pyg.GIN}
@@ -39,12 +40,11 @@ ROUGH = 0.65
 
 
 @pytest.fixture(autouse=True)
-def _begin_anew(monkeypatch):
+def _begin_anew():
     """Small tensors take the fused ops, and noise begins as in a new process."""
-    monkeypatch.setattr(rules, "LEAST_PASS", 1)
-    monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    torch.manual_seed(0)
-    noise.stream.reset()
+    seeded()
+    with forced(least=1):
+        yield
 
 
 @pytest.fixture(params=MODELS)

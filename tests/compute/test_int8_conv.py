@@ -4,19 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from int8_checks import (
-    UNIT,
-    assert_near,
-    assert_unbiased,
-    cosine,
-    decoded,
-    dense_of,
-    exact,
-    nsr,
-    predicted,
-    random_graph,
-    tensors,
-)
 
 from gossamer import Graph, ops
 from gossamer.activations import noise
@@ -25,6 +12,11 @@ from gossamer.compute.conv import Adjacency, convolve, products
 from gossamer.compute.entry import Entry
 from gossamer.compute.plan import Int8
 from gossamer.ops.int8_grad import CHUNK
+from support.compare import UNIT, cosine, nsr
+from support.graphs import random_graph
+from support.int8 import assert_near, decoded, dense_of, exact, predicted
+from support.tensors import tensors
+from support.unbiased import assert_unbiased
 
 INT8 = Entry(Int8())
 

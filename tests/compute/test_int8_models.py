@@ -8,7 +8,6 @@ import itertools
 
 import pytest
 import torch
-from int8_checks import Exact, assert_near, cosine, exact, nsr, tensors
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric import nn as pyg
@@ -21,25 +20,27 @@ from gossamer.compute import rows as rows_of
 from gossamer.compute.conv import Adjacency, products
 from gossamer.compute.entry import Entry
 from gossamer.compute.plan import Int8
-from gossamer.layers import rules
 from gossamer.layers.adjacency import gcn_graph_of, graph_of
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.norm_act import Over
+from support.compare import cosine, nsr
+from support.int8 import Exact, assert_near, exact
+from support.paths import forced
+from support.tensors import seeded, tensors
 
 NODES, COLUMNS, OUTS = 200, 24, 16
 
 
 @pytest.fixture(autouse=True)
 def _begin_anew():
-    torch.manual_seed(0)
-    noise.stream.reset()
+    seeded()
 
 
 @pytest.fixture
-def fused(monkeypatch):
+def fused():
     """Small tensors take the fused ops."""
-    monkeypatch.setattr(rules, "LEAST_PASS", 1)
-    monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
+    with forced(least=1):
+        yield
 
 
 def lightened(layer, recipe="tango"):

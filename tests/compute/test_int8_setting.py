@@ -13,16 +13,17 @@ import gossamer as gs
 from gossamer.compute import conv as conv_module
 from gossamer.compute.exceptions import FEEDS_LOSS, NAMED
 from gossamer.compute.plan import LEAST, Float32, Int8, of, worth
-from gossamer.layers import rules
 from gossamer.ops.int8_linear import MAX_COLUMNS
+from support.paths import forced
 
 NODES, WIDTH = 100, 16
 
 
 @pytest.fixture(autouse=True)
-def _small_tensors_take_fused_ops(monkeypatch):
-    monkeypatch.setattr(rules, "LEAST_PASS", 1)
+def _small_tensors_take_fused_ops():
     torch.manual_seed(0)
+    with forced(least=1):
+        yield
 
 
 @pytest.fixture

@@ -9,10 +9,7 @@ import weakref
 
 import pytest
 import torch
-from int8_checks import assert_unbiased, cosine, decoded
-from test_int8_attention import Held, exact_gat, nodes_of, random_graph, tensors, whole_codes
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
@@ -24,6 +21,14 @@ from gossamer.compute.plan import Int8
 from gossamer.compute.rows import Weight
 from gossamer.compute.watch import STEPS
 from gossamer.layers import gat, rules
+from support.compare import cosine
+from support.graphs import random_graph
+from support.int8 import decoded
+from support.int8_attention import Held, exact_gat, whole_codes
+from support.paths import forced
+from support.tensors import tensors
+from support.traces import Calls, nodes_of
+from support.unbiased import assert_unbiased
 
 NODES, COLUMNS, HEADS, WIDTH = 300, 16, 2, 9
 NEAREST = gs.Recipe(compute=Int8(gradients="nearest"))
@@ -46,17 +51,15 @@ def begin_anew():
     noise.stream.reset()
 
 
-class Calls(TorchDispatchMode):
-    """Names of the ops of ours that are called, what they are told of rows, and float tensors of h's shape."""
+class GatCalls(Calls):
+    """Also what ops are told of rows, and float tensors of h's shape."""
 
     def __init__(self):
         super().__init__()
-        self.names, self.as_rows, self.whole = [], [], []
+        self.as_rows, self.whole = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func.namespace == "gossamer":
-            self.names.append(func._schema.name.removeprefix("gossamer::"))
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         if "gat_backward_int8" in str(func):
             self.as_rows.append(args[15])
         for t in out if isinstance(out, (tuple, list)) else [out]:
@@ -84,7 +87,7 @@ def layer(recipe="tango", **given):
 
 
 def projects(model, *args, **named):
-    with Calls() as calls:
+    with GatCalls() as calls:
         model(*args, **named)
     return calls.projects
 
@@ -107,7 +110,7 @@ def unprojected(monkeypatch):
 def test_a_layer_in_int8_takes_it(name):
     model, (x, edge_index, attr) = layer(**LAYERS[name]), inputs()
     given = (x, edge_index, attr) if name == "edges" else (x, edge_index)
-    with Calls() as calls:
+    with GatCalls() as calls:
         out = model(*given)
         out.square().sum().backward()
     assert calls.projects and calls.as_rows == [True] and "quantize_rows" in calls.names
@@ -132,12 +135,12 @@ def test_autograd_sees_a_stand_in(monkeypatch):
 
 def test_float_rows_are_neither_made_nor_kept():
     model, (x, edge_index, _) = layer(dropout=0.4), inputs(learned=True)
-    with measure.kept(exclude=[model, x, edge_index]) as account, Calls() as calls:
+    with measure.kept(exclude=[model, x, edge_index]) as account, GatCalls() as calls:
         out = model(x, edge_index)
     assert [f.name() for f in calls.whole] == ["gossamer::gat_sum_int8"]  # the result
     assert not [t for t in account.tensors if t.dtype.is_floating_point and t.bytes >= 4 * NODES * HEADS * WIDTH]
     dout = torch.randn(out.shape)
-    with Calls() as calls:
+    with GatCalls() as calls:
         out.backward(dout)
     assert calls.names and not calls.whole
 
@@ -216,7 +219,7 @@ def test_it_is_not_taken_by_a_projection_for_each_side():
 def test_it_is_taken_once_automatic_precision_has_measured():
     model, (x, edge_index, _) = layer(gs.Recipe(compute=Int8(auto=True, tolerance=0.9))), inputs()
     for _ in range(STEPS):
-        with Calls() as calls:
+        with GatCalls() as calls:
             model(x, edge_index).square().sum().backward()
         assert not calls.projects and calls.as_rows == [False]
     assert gs.precision(model)["conv"].decided
@@ -295,7 +298,7 @@ def straight_through(conv, x, graph, dout, drop):
 def small(monkeypatch):
     """A layer without loops and its input, and the same masks in every call."""
     monkeypatch.setattr(rules, "draw_seed", lambda: 11)
-    graph = random_graph()
+    graph = random_graph(70, 70, 400)
     model = layer(add_self_loops=False, dropout=0.3)
     (x,) = tensors((graph.num_src, COLUMNS))
     return model, x, graph
@@ -333,7 +336,7 @@ def test_forward_is_the_same_in_training_and_without_gradients(name):
     out = model(*given)
     assert out.requires_grad
     for without in (torch.no_grad, torch.inference_mode):
-        with without(), Calls() as calls:
+        with without(), GatCalls() as calls:
             assert torch.equal(model(*given), out)
         assert calls.projects
 
@@ -494,12 +497,12 @@ def test_copies_and_pickles_after_a_step():
 
 
 @pytest.fixture
-def fused(monkeypatch):
+def fused():
     """Small tensors take fused ops."""
     if native.library is None:
         pytest.skip("containers fuse chains only with kernels")
-    monkeypatch.setattr(rules, "LEAST_PASS", 1)
-    monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
+    with forced(least=1):
+        yield
 
 
 def container(recipe="tango", **given):
@@ -521,13 +524,13 @@ def test_a_container_projects_its_chains(given, fused, unprojected):
         return model(x, edge_index, **more)
 
     run.named_parameters = model.named_parameters
-    with Calls() as calls:
+    with GatCalls() as calls:
         step(run, (x,))
     assert calls.names.count("int8_linear_heads") == 2 and calls.as_rows == [True, True]
     assert "chain_rows" in calls.names
     out, found = step(run, (x,))
     unprojected()
-    with Calls() as calls:
+    with GatCalls() as calls:
         whole, want = step(run, (x,))
     assert not calls.projects and calls.as_rows == [False, False]
     assert float((out - whole).norm()) < 1e-2 * float(whole.norm())  # another order of sums: a code may differ
@@ -539,11 +542,11 @@ def test_a_container_projects_its_chains(given, fused, unprojected):
 def test_a_chain_delivers_what_softmax_needs(fused, monkeypatch):
     """Products of gradients and results; without them the sum is made again, to the same gradients."""
     model, given = container(NEAREST, dropout=0.0), inputs()[:2]
-    with Calls() as calls:
+    with GatCalls() as calls:
         _, found = step(model, given)
     assert "gat_dots_int8" not in calls.names
     monkeypatch.setattr(Box, "ask_for_products", lambda *args: None)
-    with Calls() as calls:
+    with GatCalls() as calls:
         _, want = step(model, given)
     assert calls.names.count("gat_dots_int8") == 2
     top = max(float(grad.norm()) for grad in want.values())
@@ -555,7 +558,7 @@ def test_a_listener_gets_the_chains_result(fused):
     model, (x, edge_index, _) = container(), inputs()
     heard = []
     model.convs[1].lin.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape))
-    with Calls() as calls:
+    with GatCalls() as calls:
         model(x, edge_index)
     assert heard == [(NODES, HEADS * WIDTH)] and calls.names.count("int8_linear_heads") == 1
 

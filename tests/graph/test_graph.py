@@ -24,15 +24,6 @@ def edge_list(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(ids), torch.rand(NNZ, generator=draw)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """For graphs of forty edges, waking a second thread costs more than all the rest on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def graph() -> Graph:
     edge_index, weight = edge_list()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 import gossamer as gs
-from gossamer import native
-from gossamer.layers import rules
-
-UNIT = 2.0**-24  # half the distance between 1 and the next float32: what one rounding may cost, relatively
+from support.compare import UNIT
+from support.paths import forced
 
 
 @pytest.fixture(autouse=True)
@@ -22,24 +20,17 @@ def _same_numbers():
 
 
 @pytest.fixture(params=["fused", "torch's own"])
-def paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def paths(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test with small tensors on fused ops, and as they are, on torch's."""
-    if request.param == "fused":
-        _fuse(monkeypatch)
-    return request.param
+    with forced(least=1 if request.param == "fused" else None):
+        yield request.param
 
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+def fused() -> Iterator[None]:
     """Small tensors take the fused ops."""
-    _fuse(monkeypatch)
-
-
-def _fuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "LEAST_PASS", 1)
-    monkeypatch.setattr(rules, "LEAST_DROPOUT", 1)
-    if native.library is None:  # the references of the fused ops, which layers would not use
-        monkeypatch.setattr(rules, "native", SimpleNamespace(library="references"))
+    with forced(least=1):
+        yield
 
 
 def _as(value, dtype):

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from gossamer import native
 from gossamer.ops import IMPLEMENTED, OPS
+from support.processes import run_python
 
 LEVELS = ["baseline", "avx2", "avx512", "avx512vnni"]
 
 needs_native = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
-
-
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`code` in a fresh interpreter with only these of our variables set."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 @needs_native

@@ -11,8 +11,7 @@ import torch
 
 from gossamer import Graph, native
 from gossamer.ops import edge_softmax, gat_attention, gatv2_logits, norm_act, random_bits, spmm
-
-from .test_isa import run_python
+from support.processes import run_python
 
 pytestmark = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
 

@@ -8,10 +8,9 @@ from torch_geometric.utils import softmax
 
 from gossamer import Graph
 from gossamer.ops import OPS, gat_attention
-
-from . import graphs
-from .compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same, same_bits, with_gradients
-from .test_spmm import rand
+from support import graphs
+from support.compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.tensors import rand
 
 HEADS = (0, 1, 2, 4, 7, 8, 16)  # all that divide sixteen lanes, and others
 PARTS = (("a_src",), ("a_src", "a_dst"), ("a_src", "a_edge"), ("a_src", "a_dst", "a_edge"))

@@ -7,9 +7,8 @@ import torch
 from torch.library import opcheck
 
 from gossamer.ops import OPS, gat_attention, gatv2_logits
-
-from . import graphs
-from .test_spmm import rand
+from support import graphs
+from support.tensors import rand
 
 G = graphs.small()  # 5 sources, 4 destinations, 7 edges
 S, D, E = rand(5, 2), rand(4, 2), rand(7, 2)

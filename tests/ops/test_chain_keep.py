@@ -8,45 +8,15 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer.codecs import optimal_bins
 from gossamer.ops import OPS, chain_keep, linear, norm_act, pack, unpack_fixed
 from gossamer.ops.activation import ACTIVATIONS, derivative
 from gossamer.ops.dropout import pack_bits
 from gossamer.ops.kept_chain import slope_range
 from gossamer.ops.norm_act import Over, affine, normalised, rstd_of
-
-from .compare import UNIT, on_baseline, same_bits, same_sums
-from .test_norm_act import OVER, SLOPES, inputs
-from .test_spmm import rand
-
-SHAPES = ((1, 1), (3, 7), (257, 17), (300, 64), (513, 40), (65, 130))
-PLAIN = (0, 1, True, None, None, 4)
-
-
-def settings(over, act, p=0.0, eps=1e-5):
-    """over, eps, act, slope, p, seed."""
-    return int(over), eps, act, SLOPES[act], p, 7
-
-
-def codec(bits=2, block=256, noise=11, bf16_meta=True, levels=None, slope_bits=4):
-    """The arguments of chain_keep between seed and products, in its order."""
-    return bits, block, bf16_meta, levels, noise, slope_bits
-
-
-def optimal(bits, block):
-    return torch.tensor(optimal_bins.levels(bits, block))
-
-
-def cases(over):
-    """Inputs, settings and codec: everything goes round as shapes do."""
-    for turn, (rows, columns) in enumerate(SHAPES * 5):
-        if rows == 1 and over == Over.COLUMNS:
-            continue
-        args = inputs(rows, columns, over, affine=turn % 4 != 0)
-        bits, block = (1, 2, 4, 8)[turn % 4], (256, 100, 7, 10**6)[turn // 2 % 4]
-        levels = optimal(bits, block) if 1 < bits < 8 and block > 7 and turn % 3 == 0 else None
-        chosen = codec(bits, block, (11, None)[turn // 3 % 2], turn % 5 > 0, levels, (4, 8, 2)[turn % 3])
-        yield args, settings(over, turn % 5, (0.0, 0.5, 1.0)[turn // 5 % 3]), chosen
+from support.compare import UNIT, on_baseline, same_bits, same_sums
+from support.epilogue import PLAIN, cases, codec, optimal, settings
+from support.norm_act import OVER, inputs
+from support.tensors import rand
 
 
 def hat_of(x, mean, var, over, eps):

@@ -11,12 +11,11 @@ from torch.library import opcheck
 from gossamer.ops import OPS, chain_products_backward, norm_act
 from gossamer.ops.norm_act import Over
 from gossamer.ops.norm_act_backward_rows import COLUMNWISE
-
-from .compare import UNIT, on_baseline, same_bits
-from .test_chain_keep import settings
-from .test_int8_rows import needs_native, strided, unaligned
-from .test_norm_act import inputs
-from .test_spmm import rand
+from support.compare import UNIT, on_baseline, same_bits
+from support.epilogue import settings
+from support.norm_act import inputs
+from support.paths import needs_native
+from support.tensors import rand, strided, unaligned
 
 SHAPES = ((2, 1), (3, 7), (257, 17), (40, 64), (513, 40), (65, 130), (1, 33))  # rows are taken 32 at a time
 RELU = 1

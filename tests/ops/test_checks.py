@@ -7,8 +7,8 @@ import torch
 
 from gossamer import Graph, native
 from gossamer.ops import OPS, _checks, spmm
-
-from .test_spmm import NO_TRANSPOSE, rand
+from support.spmm import NO_TRANSPOSE
+from support.tensors import rand
 
 
 def structure():

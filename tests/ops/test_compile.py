@@ -26,10 +26,9 @@ from gossamer.ops import (
     spmm_int8,
     unpack,
 )
-
-from . import graphs
-from .compare import same, with_gradients
-from .test_spmm import rand
+from support import graphs
+from support.compare import same, with_gradients
+from support.tensors import rand
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ from torch.library import opcheck
 
 from gossamer.ops import OPS, coo_to_csr, transpose_csr
 from gossamer.ops.csr import MAX_NODES, row_of_edge
-
-from . import graphs
-from .compare import same
+from support import graphs
+from support.compare import same
 
 
 @pytest.mark.parametrize("name", graphs.GRAPHS)

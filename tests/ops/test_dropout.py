@@ -7,9 +7,8 @@ from torch.library import opcheck
 
 from gossamer.ops import OPS, dropout, dropout_keeping_mask, masked_scale, relu_dropout
 from gossamer.ops.dropout import kept, pack_bits, unpack_bits
-
-from .compare import on_baseline, random_cotangent, same, same_bits, with_gradients
-from .test_spmm import rand
+from support.compare import on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.tensors import rand
 
 SIZES = (0, 1, 7, 8, 9, 15, 16, 17, 31, 64, 130, 1000)
 RATES = (0.0, 1e-12, 0.1, 0.5, 0.9, 1 - 1e-12, 1.0)

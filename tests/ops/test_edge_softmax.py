@@ -7,10 +7,9 @@ from torch.library import opcheck
 
 from gossamer import Graph
 from gossamer.ops import OPS, edge_softmax
-
-from . import graphs
-from .compare import UNIT, on_baseline, random_cotangent, same_bits, with_gradients
-from .test_spmm import rand
+from support import graphs
+from support.compare import UNIT, on_baseline, random_cotangent, same_bits, with_gradients
+from support.tensors import rand
 
 HEADS = (0, 1, 2, 4, 7, 8, 16)  # all that divide sixteen lanes, and others
 

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from gossamer import native
 from gossamer.ops import OPS
-
-from . import calls, calls_int8, calls_layers
-from .calls import DTYPES, Draw
-from .compare import same, tensors_of, using
+from support import calls, calls_int8, calls_layers
+from support.calls import DTYPES, Draw
+from support.compare import same, tensors_of, using
 
 ISAS = native.available_isas() or [native.REFERENCE]
 CALLS = calls.CALLS | calls_layers.CALLS | calls_int8.CALLS

@@ -8,12 +8,10 @@ from torch.library import opcheck
 
 from gossamer.ops import OPS, gat_backward_int8
 from gossamer.ops.int8_linear import MAX_COLUMNS
-
-from . import graphs
-from .compare import tensors_of
-from .test_gat_int8 import FLOATS, backward_arguments, calls, dots_arguments, sum_arguments
-from .test_spmm import rand
-from .test_spmm_int8 import codes_of
+from support import graphs
+from support.compare import tensors_of
+from support.gat_int8 import FLOATS, backward_arguments, calls, dots_arguments, sum_arguments
+from support.tensors import codes_of, rand
 
 
 @pytest.mark.parametrize("name", calls())

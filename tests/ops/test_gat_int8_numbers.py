@@ -7,10 +7,9 @@ import torch
 
 from gossamer.ops import gat_backward_int8, gat_dots_int8, gat_sum_int8
 from gossamer.ops.int8_linear import MAX_COLUMNS
-
-from . import graphs
-from .compare import same, same_bits
-from .test_gat_int8 import (
+from support import graphs
+from support.compare import same, same_bits
+from support.gat_int8 import (
     FLOATS,
     INF,
     LARGEST,
@@ -26,8 +25,8 @@ from .test_gat_int8 import (
     tops_of,
     weighted,
 )
-from .test_int8_linear_heads import HEADS
-from .test_int8_rows import needs_native
+from support.int8_ops import HEADS
+from support.paths import needs_native
 
 
 def plain_weights(graph, heads, width, drop):

@@ -6,10 +6,9 @@ from torch.autograd import gradcheck
 from torch.library import opcheck
 
 from gossamer.ops import OPS, gather_packed_rows, gather_rows, gather_rows_int8, pack, quantize_rows, unpack
-
-from . import graphs
-from .compare import on_baseline, random_cotangent, same, same_bits, with_gradients
-from .test_spmm import rand
+from support import graphs
+from support.compare import on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.tensors import rand
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.bool)
 IDS = {

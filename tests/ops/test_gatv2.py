@@ -7,10 +7,9 @@ from torch.nn import functional
 
 from gossamer import Graph
 from gossamer.ops import OPS, gatv2_logits
-
-from . import graphs
-from .compare import UNIT, on_baseline, random_cotangent, same, same_bits, with_gradients
-from .test_spmm import rand
+from support import graphs
+from support.compare import UNIT, on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.tensors import rand
 
 SLOPES = (0.2, 0.0, 1.0, -0.5)
 

@@ -7,10 +7,9 @@ from torch.library import opcheck
 
 from gossamer import Graph
 from gossamer.ops import OPS, head_mean_spmm, spmm
-
-from . import graphs
-from .compare import assert_sums_agree, on_baseline, random_cotangent, same, same_bits, with_gradients
-from .test_spmm import rand
+from support import graphs
+from support.compare import assert_sums_agree, on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.tensors import rand
 
 SIZES = ((1, 1), (3, 0), (4, 7), (2, 16), (3, 17), (4, 40), (1, 64), (2, 70), (5, 130))  # heads and width
 NO_TRANSPOSE = (None, None, None)

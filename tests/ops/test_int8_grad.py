@@ -13,14 +13,12 @@ from gossamer import native
 from gossamer.ops import OPS, int8_grad, quantize_rows
 from gossamer.ops.int8_grad import CHUNK
 from gossamer.ops.quantize_rows import CODE_MAX
+from support.compare import UNIT, on_baseline, same, same_bits
+from support.int8_grad import ROWS, exact
+from support.paths import needs_native
+from support.tensors import codes_of, rand
 
-from .compare import UNIT, on_baseline, same, same_bits
-from .test_spmm import rand
-from .test_spmm_int8 import codes_of
-
-ROWS = (1, 511, 512, 513, 5000)
 WIDTHS = (1, 7, 16, 64, 100, 256)  # of columns and of outputs
-needs_native = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
 
 
 def operands(rows, columns, outputs):
@@ -28,12 +26,6 @@ def operands(rows, columns, outputs):
     x = codes_of(rows, columns), rand(rows, seed=1).abs()
     yield rand(rows, outputs, seed=2), None, *x
     yield *quantize_rows(rand(rows, outputs, seed=2), 5), *x
-
-
-def exact(g, g_scale, codes, scale):
-    """G^T X^ in float64."""
-    g = g.double() if g_scale is None else g.double() * g_scale.double().unsqueeze(1)
-    return g.t() @ (codes.double() * scale.double().unsqueeze(1))
 
 
 @functools.cache

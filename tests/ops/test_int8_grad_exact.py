@@ -7,11 +7,10 @@ import torch
 from torch.library import opcheck
 
 from gossamer.ops import OPS, int8_grad_exact
-
-from .compare import UNIT, on_baseline, same, same_bits
-from .test_int8_grad import ROWS, exact, needs_native
-from .test_spmm import rand
-from .test_spmm_int8 import codes_of
+from support.compare import UNIT, on_baseline, same, same_bits
+from support.int8_grad import ROWS, exact
+from support.paths import needs_native
+from support.tensors import codes_of, rand
 
 OUTPUTS = (1, 2, 7, 8, 9, 24)
 

@@ -7,22 +7,9 @@ from torch.library import opcheck
 from gossamer import native
 from gossamer.ops import OPS, int8_linear, int8_linear_plus, int8_linear_two
 from gossamer.ops.int8_linear import MAX_COLUMNS
-
-from .compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same, same_bits, with_gradients
-from .test_spmm import rand
-from .test_spmm_int8 import codes_of
-
-SHAPES = [  # rows, columns, outputs: multiples of nothing, and of everything
-    (1, 1, 1), (2, 3, 5), (5, 4, 15), (6, 5, 16), (7, 31, 17), (12, 64, 64), (13, 65, 63), (24, 128, 65),
-    (3, 130, 130), (50, 17, 129), (1, 1000, 3), (0, 5, 4), (4, 0, 5), (4, 5, 0), (0, 0, 0),
-]  # fmt: skip
-
-
-def operands(rows, columns, outputs):
-    return (
-        codes_of(rows, columns), rand(rows, seed=1).abs(), codes_of(outputs, columns, seed=2),
-        rand(outputs, seed=3).abs(), rand(outputs, seed=4),
-    )  # fmt: skip
+from support.compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.int8_ops import SHAPES, operands
+from support.tensors import codes_of, rand
 
 
 @pytest.mark.parametrize("shape", SHAPES)

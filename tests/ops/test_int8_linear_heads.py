@@ -6,25 +6,9 @@ import pytest
 import torch
 
 from gossamer.ops import OPS, int8_linear, int8_linear_heads, int8_linear_rows
-
-from .compare import UNIT, same, same_bits
-from .test_int8_linear import SHAPES, operands
-from .test_quantize_rows import SEEDS
-from .test_spmm import rand
-
-HEADS = (1, 2, 3, 4, 5, 8)  # divisors of a vector's 16 lanes, and others
-
-
-def every_width():
-    """(heads, width) for all widths up to 70, each with some numbers of heads and those of whole vectors with all."""
-    for width in range(1, 71):
-        for heads in HEADS if width % 32 == 0 else (HEADS[width % 6], HEADS[(width + 2) % 6]):
-            yield heads, width
-
-
-def projection(rows, columns, outputs, heads, terms=2):
-    *product, _ = operands(rows, columns, outputs)
-    return [*product, rand(terms, outputs, seed=5), heads]
+from support.compare import UNIT, same, same_bits
+from support.int8_ops import HEADS, SHAPES, every_width, projection
+from support.tensors import SEEDS
 
 
 def assert_projection(args):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer import native
 from gossamer.ops import (
     OPS,
     chain_keep,
@@ -24,31 +23,13 @@ from gossamer.ops import (
 )
 from gossamer.ops.kept_chain import kept_rows
 from gossamer.ops.norm_act import Over
-
-from . import graphs
-from .compare import on_baseline, same, same_bits, tensors_of
-from .test_chain_keep import PLAIN, cases, codec, optimal, settings
-from .test_int8_linear import SHAPES, operands
-from .test_kept_chain import keep
-from .test_norm_act import OVER, inputs
-from .test_quantize_rows import SEEDS, special_rows
-from .test_spmm import rand
-from .test_spmm_ends import constant, varying
-from .test_spmm_int8 import codes_of
-
-WIDTHS = range(1, 131)
-needs_native = pytest.mark.skipif(native.library is None, reason="torch orders a sum by its strides and threads")
-
-
-def factor_of(columns):
-    """Of both signs, of many sizes, and zero for one column."""
-    factor = rand(columns, seed=9) * torch.logspace(-3, 3, max(columns, 1))[:columns]
-    factor[columns // 2 :][:1] = 0.0
-    return factor
-
-
-def factors(columns):
-    return (None, factor_of(columns))
+from support import graphs
+from support.compare import on_baseline, same, same_bits, tensors_of
+from support.epilogue import PLAIN, cases, codec, keep, optimal, settings
+from support.int8_ops import SHAPES, WIDTHS, factor_of, factors, operands
+from support.norm_act import OVER, inputs
+from support.paths import forced, needs_native
+from support.tensors import SEEDS, codes_of, rand, special_rows, strided, unaligned
 
 
 def rounded(floats, factor, seed):
@@ -205,10 +186,9 @@ def test_chain_at_every_width(over, isa):
 
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
-def test_kept_chain(over, isa, monkeypatch):
+@forced(tile_elements=2000)
+def test_kept_chain(over, isa):
     """A tile of rows at a time; noise is that of the row in the whole, and what is kept is chain_keep's."""
-    if native.library:
-        monkeypatch.setattr("gossamer.backends.cpu._kept_chain.TILE_ELEMENTS", 2000)
     for args, how, chosen in cases(over):
         (out,), *kept = chain_keep(*args, *how, *chosen, [], [])
         for seed in SEEDS:
@@ -218,9 +198,8 @@ def test_kept_chain(over, isa, monkeypatch):
 
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
-def test_codes_of_a_kept_chain(over, isa, monkeypatch):
-    if native.library:
-        monkeypatch.setattr("gossamer.backends.cpu._kept_chain.TILE_ELEMENTS", 2000)
+@forced(tile_elements=2000)
+def test_codes_of_a_kept_chain(over, isa):
     for args, how, chosen in cases(over):
         _, k, _, result = keep(args, how, chosen)
         for decoded in {result, True}:
@@ -287,16 +266,6 @@ def test_same_bits_for_every_instruction_set_and_thread_count(over, isa, threads
     want = plainest(over)
     for name, got in everything(over).items():
         assert same_bits(got, want[name]), name
-
-
-def strided(value):
-    return torch.stack([value, value], -1)[..., 0]
-
-
-def unaligned(value):
-    """Contiguous, from an address that is a multiple of nothing but the element's size."""
-    flat = value.reshape(-1)
-    return torch.cat([flat[:1], flat])[1:].view(value.shape)
 
 
 @needs_native

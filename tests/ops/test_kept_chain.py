@@ -8,28 +8,17 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer import native
-from gossamer.ops import OPS, chain_backward, chain_keep, kept_codes, kept_products, norm_act
+from gossamer.ops import OPS, chain_backward, kept_products, kept_rows, norm_act
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.chain_backward import gradient
-from gossamer.ops.chain_keep import kept_of
 from gossamer.ops.dropout import kept as survivors
 from gossamer.ops.kept_chain import factor_of, hat_of, kept_rows, marks_alone
 from gossamer.ops.norm_act import Over, rstd_of
-
-from .compare import UNIT, on_baseline, same, same_sums
-from .test_chain_keep import cases, codec, optimal, settings
-from .test_norm_act import OVER, inputs
-from .test_spmm import rand
-
-
-def keep(args, how, chosen):
-    """The result, what was kept of it, the variance that was used, and whether the result itself was kept."""
-    (out,), _, var, *found = chain_keep(*args, *how, *chosen, [], [])
-    bits, block, _, levels, _, slope_bits = chosen
-    over, _, act, slope, p, seed = how
-    k = kept_of(tuple(found), args[0].shape, (bits, block, levels), act, slope, p, seed, slope_bits)
-    return out, k, args[4] if over == Over.FIXED else var, over == Over.NOTHING
+from support.compare import UNIT, on_baseline, same, same_sums
+from support.epilogue import cases, codec, keep, optimal, settings
+from support.norm_act import OVER, inputs
+from support.paths import forced
+from support.tensors import rand
 
 
 def chains(over):
@@ -61,9 +50,8 @@ def test_rows_decoded_from_exact_codes_are_the_result(over, act, p):
 
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
-def test_products_are_sums_over_tiles_of_rows(over, isa, monkeypatch):
-    if native.library:
-        monkeypatch.setattr("gossamer.backends.cpu._kept_chain.TILE_ELEMENTS", 1000)
+@forced(tile_elements=1000)
+def test_products_are_sums_over_tiles_of_rows(over, isa):
     for args, _, _, k, _, result in chains(over):  # the second product has no outputs
         douts = [rand(k.rows, 5), rand(k.rows, 0), rand(k.rows, 3, seed=1)]
         rows = kept_rows(*k, *args[1:3], result)

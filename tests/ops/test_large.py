@@ -26,10 +26,8 @@ from gossamer.ops import (
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.chain_keep import kept_of
 from gossamer.ops.norm_act import Over
-
-from .compare import on_baseline, same_bits
-from .test_spmm import rand
-from .test_spmm_int8 import codes_of
+from support.compare import on_baseline, same_bits
+from support.tensors import codes_of, rand
 
 NUMEL = 2**23 + 2**17  # more than 2^23 floats, and not a power of two
 COLUMNS = 64

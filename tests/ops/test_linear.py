@@ -7,9 +7,8 @@ from torch.library import opcheck
 from torch.nn import functional
 
 from gossamer.ops import OPS, column_sums, linear
-
-from .compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same, same_sums, with_gradients
-from .test_spmm import rand
+from support.compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same, same_sums, with_gradients
+from support.tensors import rand
 
 ROWS = (0, 1, 2, 255, 256, 257, 513)
 COLUMNS = (0, 1, 7, 16, 17, 64, 130)

@@ -12,14 +12,12 @@ from gossamer.ops import OPS, norm_act, norm_act_backward_rows, quantize_times
 from gossamer.ops.int8_rows import head_products
 from gossamer.ops.norm_act import Over
 from gossamer.ops.norm_act_backward_rows import COLUMNWISE
-
-from .compare import UNIT, on_baseline, same, same_bits, tensors_of
-from .test_chain_keep import settings
-from .test_int8_linear_heads import every_width
-from .test_int8_rows import WIDTHS, factor_of, needs_native, strided, unaligned
-from .test_norm_act import inputs
-from .test_spmm import rand
-from .test_spmm_int8 import codes_of
+from support.compare import UNIT, on_baseline, same, same_bits, tensors_of
+from support.epilogue import settings
+from support.int8_ops import WIDTHS, every_width, factor_of
+from support.norm_act import inputs
+from support.paths import needs_native
+from support.tensors import codes_of, rand, strided, unaligned
 
 SEEDS = [5, 2**63 - 1]
 CHUNK = 256  # rows whose sums are taken in float32; those of chunks are added in float64

@@ -9,11 +9,11 @@ from torch.nn import functional
 from torch_geometric.nn import LayerNorm as GraphLayerNorm
 
 from gossamer.ops import OPS, norm_act
+from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.dropout import kept
 from gossamer.ops.norm_act import Over
-
-from .test_norm_act import ACTIVATIONS, act, differentiated, inputs
-from .test_spmm import rand
+from support.norm_act import act, differentiated, inputs
+from support.tensors import rand
 
 NORMS = {
     "BatchNorm1d": (lambda: nn.BatchNorm1d(17), Over.COLUMNS),

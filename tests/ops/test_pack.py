@@ -12,9 +12,8 @@ from torch.library import opcheck
 
 from gossamer.ops import OPS, pack, unpack
 from gossamer.ops.pack import num_blocks, num_bytes
-
-from .compare import on_baseline, random_cotangent, same, same_bits, with_gradients
-from .test_spmm import rand
+from support.compare import on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.tensors import rand
 
 BITS = (1, 2, 4, 8)
 NUMELS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 100, 255, 257, 1000, 1023, 1025, 2048, 4095, 4096, 4097)

@@ -8,10 +8,9 @@ import torch
 from torch.library import opcheck
 
 from gossamer.ops import OPS, pack_fixed, unpack_fixed
-
-from .compare import on_baseline, same_bits
-from .rounding import DRAWS, assert_stochastic_rounding
-from .test_spmm import rand
+from support.compare import on_baseline, same_bits
+from support.rounding import DRAWS, assert_stochastic_rounding, grid_levels
+from support.tensors import rand
 
 BITS = (1, 2, 4, 8)
 RANGES = [(0.0, 1.0), (-0.129, 1.129), (-0.0999, 1.0999), (0.0, 0.25), (-3.0, -1.0), (1000.0, 1000.1), (-1e30, 1e30)]
@@ -77,7 +76,8 @@ def test_stochastic_rounding_is_unbiased(bits, low, high):
     codes = [pack_fixed(x, bits, low, high, seed) for seed in range(DRAWS)]
     draws = torch.stack([unpack_fixed(c, 300, bits, low, high) for c in codes])
     step = torch.full((300,), (high - low) / (2**bits - 1), dtype=torch.float64)
-    assert_stochastic_rounding(draws.double(), x.double(), step, torch.full_like(step, low))
+    levels = grid_levels(x.double(), step, torch.full_like(step, low))
+    assert_stochastic_rounding(draws.double(), x.double(), *levels)
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -8,9 +8,8 @@ from torch.library import opcheck
 
 from gossamer.codecs import optimal_bins
 from gossamer.ops import OPS, pack, unpack
-
-from .compare import on_baseline, random_cotangent, same, same_bits, with_gradients
-from .test_spmm import rand
+from support.compare import on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.tensors import rand
 
 BITS = (1, 2, 4, 8)
 

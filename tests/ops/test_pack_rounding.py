@@ -7,10 +7,9 @@ import torch
 
 from gossamer.ops import OPS, pack, unpack
 from gossamer.ops.pack import LARGEST_BF16, TINY, bf16_down, bf16_up
-
-from .compare import same
-from .rounding import DRAWS, assert_stochastic_rounding
-from .test_spmm import rand
+from support.compare import same
+from support.rounding import DRAWS, assert_stochastic_rounding, grid_levels
+from support.tensors import rand
 
 BITS = (1, 2, 4, 8)
 BLOCK = 50
@@ -90,7 +89,7 @@ def test_stochastic_rounding_is_unbiased(bits, bf16_meta):
     _, zero, spread = pack(x, bits, BLOCK, 0, bf16_meta)
     z, r = (meta.double().repeat_interleave(BLOCK)[: x.numel()] for meta in (zero, spread))
     step = r / (2**bits - 1)
-    assert_stochastic_rounding(z + step * draws, x.double(), step, z)
+    assert_stochastic_rounding(z + step * draws, x.double(), *grid_levels(x.double(), step, z))
 
 
 def test_constant_blocks(isa):

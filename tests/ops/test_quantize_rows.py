@@ -6,13 +6,9 @@ from torch.library import opcheck
 
 from gossamer.ops import OPS, dequantize_rows, quantize_rows
 from gossamer.ops.quantize_rows import CODE_MAX
-
-from .compare import on_baseline, random_cotangent, same, same_bits, with_gradients
-from .rounding import DRAWS, assert_stochastic_rounding
-from .test_spmm import rand
-
-SEEDS = (None, 5)
-LARGEST = torch.finfo(torch.float32).max
+from support.compare import on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.rounding import DRAWS, assert_stochastic_rounding, grid_levels
+from support.tensors import SEEDS, rand, special_rows
 
 
 def test_equals_the_reference_at_every_width(isa):
@@ -56,20 +52,6 @@ def test_error_is_half_a_step_or_less_than_one(isa):
         assert (codes.abs().amax(1) == CODE_MAX).all()  # the largest always gets the largest code
 
 
-def special_rows():
-    rows = torch.zeros(10, 37)
-    rows[1] = 2.0**-101  # below 2^-100: flushed to zero
-    rows[2] = 2.0**-100
-    rows[3] = 1e-45
-    rows[4, 3], rows[4, 5] = LARGEST, -LARGEST
-    rows[5, 36] = torch.nan  # in the tail of the vector loop
-    rows[6, 0] = torch.inf
-    rows[7, 20] = -torch.inf
-    rows[8] = rand(37)
-    rows[9] = -0.0
-    return rows
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_special_rows(seed, isa):
     x = special_rows()
@@ -105,7 +87,8 @@ def test_stochastic_rounding_is_unbiased():
     draws = [quantize_rows(x, seed) for seed in range(DRAWS)]
     step = draws[0][1].double().unsqueeze(1).expand_as(x).reshape(-1)
     codes = torch.stack([codes.view(-1) for codes, _ in draws])
-    assert_stochastic_rounding(codes.double() * step, x.double().view(-1), step, torch.zeros_like(step))
+    x = x.double().view(-1)
+    assert_stochastic_rounding(codes.double() * step, x, *grid_levels(x, step, torch.zeros_like(step)))
     assert (codes[:, x.view(-1).abs() == x.abs().amax(1, keepdim=True).expand_as(x).reshape(-1)].abs() == 127).all()
 
 

@@ -7,8 +7,7 @@ from torch.library import opcheck
 from gossamer.native import library
 from gossamer.ops import OPS, random_bits
 from gossamer.ops.random import floor_plus
-
-from .compare import on_baseline, same, same_bits
+from support.compare import on_baseline, same, same_bits
 
 SEEDS = (0, 1, -1, 12345, 2**63 - 1, -(2**63))
 OFFSETS = (0, 5, 2**31 - 9, 2**32 - 40, 2**32 - 15, 2**32 - 1, 2**32, 2**33 - 7, 2**40 + 3, 2**62)

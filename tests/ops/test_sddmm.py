@@ -6,10 +6,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 from gossamer.ops import OPS, sddmm
-
-from . import graphs
-from .compare import assert_sums_agree, on_baseline, same_bits, with_gradients
-from .test_spmm import rand
+from support import graphs
+from support.compare import assert_sums_agree, on_baseline, same_bits, with_gradients
+from support.tensors import rand
 
 
 def on(graph, op, heads):

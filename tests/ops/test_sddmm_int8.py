@@ -8,11 +8,9 @@ from torch.library import opcheck
 
 from gossamer.ops import OPS, dequantize_rows, quantize_rows, sddmm, sddmm_int8
 from gossamer.ops.int8_linear import MAX_COLUMNS
-
-from . import graphs
-from .compare import UNIT, on_baseline, same, same_bits, with_gradients
-from .test_spmm import rand
-from .test_spmm_int8 import codes_of
+from support import graphs
+from support.compare import UNIT, on_baseline, same, same_bits, with_gradients
+from support.tensors import codes_of, rand
 
 
 def operands(graph, columns):

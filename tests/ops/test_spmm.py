@@ -7,15 +7,10 @@ from torch.library import opcheck
 
 from gossamer import Graph
 from gossamer.ops import OPS, spmm
-
-from . import graphs
-from .compare import UNIT, assert_sums_agree, on_baseline, same_bits, with_gradients
-
-NO_TRANSPOSE = (None, None, None, None, None, None, None)  # nor bias, diagonal, rows
-
-
-def rand(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+from support import graphs
+from support.compare import UNIT, assert_sums_agree, on_baseline, same_bits, with_gradients
+from support.spmm import NO_TRANSPOSE
+from support.tensors import rand
 
 
 def on(graph: Graph, op, scales: bool = False):

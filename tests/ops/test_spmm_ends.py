@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from gossamer import Graph
 from gossamer.ops import OPS, spmm
-
-from . import graphs
-from .compare import assert_sums_agree, on_baseline, random_cotangent, same_bits, with_gradients
-from .test_spmm import rand
-
-ENDS = [set(names) for count in range(4) for names in itertools.combinations(("bias", "diagonal", "rows"), count)]
+from support import graphs
+from support.compare import assert_sums_agree, on_baseline, random_cotangent, same_bits, with_gradients
+from support.spmm import ENDS
+from support.tensors import rand
 
 
 def constant(number, nodes, dtype=torch.float32):

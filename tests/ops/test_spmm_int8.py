@@ -5,15 +5,9 @@ import torch
 from torch.library import opcheck
 
 from gossamer.ops import OPS, dequantize_rows, quantize_rows, spmm, spmm_int8
-
-from . import graphs
-from .compare import UNIT, assert_sums_agree, on_baseline, same_bits, with_gradients
-from .test_spmm import rand
-
-
-def codes_of(rows: int, columns: int, seed: int = 0):
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randint(-127, 128, (rows, columns), generator=rng, dtype=torch.int8)
+from support import graphs
+from support.compare import UNIT, assert_sums_agree, on_baseline, same_bits, with_gradients
+from support.tensors import codes_of, rand
 
 
 def on(graph, op, dst_scale, codes):

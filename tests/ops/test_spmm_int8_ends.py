@@ -9,12 +9,10 @@ import torch
 from torch.library import opcheck
 
 from gossamer.ops import OPS, dequantize_rows, quantize_rows
-
-from . import graphs
-from .compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same_bits, with_gradients
-from .test_spmm import rand
-from .test_spmm_ends import DIAGONALS, ENDS, constant, varying
-from .test_spmm_int8 import codes_of
+from support import graphs
+from support.compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same_bits, with_gradients
+from support.spmm import ENDS
+from support.tensors import codes_of, rand
 
 
 def with_ends(graph, op, codes, ends, scales=True, diagonal=varying, value=None):

@@ -7,10 +7,9 @@ from torch.library import opcheck
 
 from gossamer import Graph
 from gossamer.ops import OPS, spmm, spmm_max
-
-from . import graphs
-from .compare import on_baseline, random_cotangent, same, same_bits, with_gradients
-from .test_spmm import rand
+from support import graphs
+from support.compare import on_baseline, random_cotangent, same, same_bits, with_gradients
+from support.tensors import rand
 
 
 def on(graph, op):

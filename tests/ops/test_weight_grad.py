@@ -10,10 +10,9 @@ from torch.library import opcheck
 
 from gossamer.ops import OPS, linear
 from gossamer.ops.weight_grad import weight_grad
-
-from .compare import UNIT, on_baseline, same_bits
-from .test_int8_rows import needs_native, strided, unaligned
-from .test_spmm import rand
+from support.compare import UNIT, on_baseline, same_bits
+from support.paths import needs_native
+from support.tensors import rand, strided, unaligned
 
 ROWS = (1, 2, 127, 128, 129, 1000)  # chunks of 128 rows
 COLUMNS = (1, 7, 16, 17, 33, 64, 130)

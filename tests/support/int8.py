@@ -1,33 +1,20 @@
-"""What the tests of int8 training share: the straight-through function in float64, predicted noise, graphs."""
+"""Int8 training by its definition: the straight-through function in float64, and the noise that theory predicts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-import gossamer as gs
 from gossamer import ops
 from gossamer.compute.conv import Adjacency
 from gossamer.compute.rows import Rows
 
-UNIT = 2.0**-24
-"""Half the distance between 1 and the next float32: what one rounding may cost, relatively."""
+from .compare import UNIT
+
 CODE_MAX = 127
-
-
-def tensors(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
-
-
-def random_graph(num_src: int, num_dst: int, num_edges: int, weighted: bool = False, seed: int = 0) -> gs.Graph:
-    generator = torch.Generator().manual_seed(seed)
-    ends = [torch.randint(0, count, (num_edges,), generator=generator) for count in (num_src, num_dst)]
-    value = torch.rand(num_edges, generator=generator) + 0.1 if weighted else None
-    return gs.Graph.from_edge_index(torch.stack(ends), (num_src, num_dst), value)
 
 
 def decoded(rows: Sequence[Tensor]) -> Tensor:
@@ -97,35 +84,6 @@ def assert_near(found: Tensor, truth: Tensor, size: Tensor, terms: int) -> None:
     assert found.dtype == torch.float32 and found.shape == truth.shape
     off, allowed = (found.double() - truth).abs(), (terms + 8) * UNIT * size
     assert bool((off <= allowed).all()), f"off by {float((off / allowed).max()):.3g} of what is allowed"
-
-
-def assert_unbiased(draw: Callable[[], Sequence[Tensor]], truth: Sequence[Tensor], count: int = 150) -> None:
-    """The mean of many draws is the truth: each element, and all together, as near as their variance says.
-
-    A z-score per element: of 10,000 elements none is beyond 5.5 (probability 4e-8 each). Their squares sum up to the
-    number of elements; errors that share a row's noise are as good as a hundred independent ones, whose mean square
-    scatters by 0.14, so twice what is expected is seven standard deviations away. A bias as large as the noise of the
-    mean adds as much.
-    """
-    draws = [[t.detach().double() for t in draw()] for _ in range(count)]
-    for each, want in zip(zip(*draws, strict=True), truth, strict=True):
-        stacked = torch.stack(each)
-        mean, variance = stacked.mean(0), stacked.var(0)
-        noise = (variance.mean() / count).sqrt()  # elements of which no rounding was seen yet have no variance
-        off = (mean - want) / ((variance / count).sqrt() + 0.1 * noise + 1e-6 * want.abs().max())
-        assert float(off.abs().max()) < 5.5, f"an element is off by {float(off.abs().max()):.1f} standard deviations"
-        squares = float((mean - want).square().mean() / (noise.square() + (1e-6 * want.abs().max()).square()))
-        assert squares < 2, f"the mean of {count} draws is off by {squares:.2f} times its variance"
-        assert float(variance.sum()) > 1e-9 * float(want.square().sum()), "without noise nothing is tested"
-
-
-def nsr(found: Tensor, truth: Tensor) -> float:
-    """Noise energy over signal energy."""
-    return float((found.detach().double() - truth.double()).square().sum() / truth.double().square().sum())
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    return float(torch.cosine_similarity(a.detach().double().flatten(), b.detach().double().flatten(), dim=0))
 
 
 def predicted(x: Tensor, stochastic: bool, by_column_of: int | None = None) -> float:

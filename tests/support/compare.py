@@ -105,3 +105,12 @@ def assert_sums_agree(
         off = (a.double() - b.double()).abs()
         assert not off.isnan().any()
         assert (off <= 2 * (terms + 8) * UNIT * sum_abs.double()).all(), f"off by {off.max()}"
+
+
+def nsr(found: Tensor, truth: Tensor) -> float:
+    """Noise energy over signal energy."""
+    return float((found.detach().double() - truth.double()).square().sum() / truth.double().square().sum())
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.cosine_similarity(a.detach().double().flatten(), b.detach().double().flatten(), dim=0))

@@ -56,3 +56,13 @@ def graph(name: str) -> Graph:
 def small() -> Graph:
     """For numerical gradients: bipartite, with an isolated destination, an unused source and a repeated edge."""
     return Graph.from_edge_index(_edges((3, 0), (1, 0), (0, 2), (3, 2), (3, 2), (0, 1), (1, 2)), (5, 4))
+
+
+def random_graph(
+    num_src: int, num_dst: int, num_edges: int, weighted: bool = False, isolated: int = 2, seed: int = 1
+) -> Graph:
+    """With loops and duplicates; the last `isolated` sources and destinations have no edges."""
+    rng = torch.Generator().manual_seed(seed)
+    ends = [torch.randint(0, count - isolated, (num_edges,), generator=rng) for count in (num_src, num_dst)]
+    value = torch.rand(num_edges, generator=rng) + 0.1 if weighted else None
+    return Graph.from_edge_index(torch.stack(ends), (num_src, num_dst), value)

@@ -1,0 +1,50 @@
+"""Arguments of the ops that run norm, activation and dropout and save few bits of them for backward."""
+
+from __future__ import annotations
+
+import torch
+
+from gossamer.codecs import optimal_bins
+from gossamer.ops import chain_keep
+from gossamer.ops.chain_keep import kept_of
+from gossamer.ops.norm_act import Over
+
+from .norm_act import SLOPES, inputs
+
+SHAPES = ((1, 1), (3, 7), (257, 17), (300, 64), (513, 40), (65, 130))
+PLAIN = (0, 1, True, None, None, 4)
+
+
+def settings(over, act, p=0.0, eps=1e-5):
+    """over, eps, act, slope, p, seed."""
+    return int(over), eps, act, SLOPES[act], p, 7
+
+
+def codec(bits=2, block=256, noise=11, bf16_meta=True, levels=None, slope_bits=4):
+    """The arguments of chain_keep between seed and products, in its order."""
+    return bits, block, bf16_meta, levels, noise, slope_bits
+
+
+def optimal(bits, block):
+    return torch.tensor(optimal_bins.levels(bits, block))
+
+
+def cases(over):
+    """Inputs, settings and codec: everything goes round as shapes do."""
+    for turn, (rows, columns) in enumerate(SHAPES * 5):
+        if rows == 1 and over == Over.COLUMNS:
+            continue
+        args = inputs(rows, columns, over, affine=turn % 4 != 0)
+        bits, block = (1, 2, 4, 8)[turn % 4], (256, 100, 7, 10**6)[turn // 2 % 4]
+        levels = optimal(bits, block) if 1 < bits < 8 and block > 7 and turn % 3 == 0 else None
+        chosen = codec(bits, block, (11, None)[turn // 3 % 2], turn % 5 > 0, levels, (4, 8, 2)[turn % 3])
+        yield args, settings(over, turn % 5, (0.0, 0.5, 1.0)[turn // 5 % 3]), chosen
+
+
+def keep(args, how, chosen):
+    """The result, what was kept of it, the variance that was used, and whether the result itself was kept."""
+    (out,), _, var, *found = chain_keep(*args, *how, *chosen, [], [])
+    bits, block, _, levels, _, slope_bits = chosen
+    over, _, act, slope, p, seed = how
+    k = kept_of(tuple(found), args[0].shape, (bits, block, levels), act, slope, p, seed, slope_bits)
+    return out, k, args[4] if over == Over.FIXED else var, over == Over.NOTHING
