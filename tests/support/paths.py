@@ -8,13 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from gossamer import kernels
-from gossamer.layers import rules
+from gossamer import native
+from gossamer.quiet_pyg import importing_pyg
 
-if kernels.native:
-    from gossamer.kernels import cpu_chain
+with importing_pyg():
+    from gossamer.engine import rules
+if native.library:
+    from gossamer.backends.cpu import _kept_chain
 
-needs_native = pytest.mark.skipif(kernels.native is None, reason="the native module is not in use")
+needs_native = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
 
 
 @contextlib.contextmanager
@@ -24,12 +26,10 @@ def forced(least: int | None = None, tile_elements: int | None = None) -> Iterat
     `least=1`: small tensors go the way of large ones, without kernels through the references of the fused ops;
     a huge one: torch's own ops. None: as it is.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        if least is not None:
-            patch.setattr(rules, "LEAST_PASS", least)
-            patch.setattr(rules, "LEAST_DROPOUT", least)
-            if kernels.native is None:
-                patch.setattr(rules, "kernels", SimpleNamespace(native="references"))
-        if tile_elements is not None and kernels.native:
-            patch.setattr(cpu_chain, "TILE_ELEMENTS", tile_elements)
+    sizes = {} if least is None else {"fused": least, "dropout": least}
+    with pytest.MonkeyPatch.context() as patch, rules.forced(**sizes):
+        if least is not None and native.library is None:
+            patch.setattr(rules, "native", SimpleNamespace(library="references"))
+        if tile_elements is not None and native.library:
+            patch.setattr(_kept_chain, "TILE_ELEMENTS", tile_elements)
         yield
