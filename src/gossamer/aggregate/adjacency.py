@@ -30,6 +30,7 @@ from ..state import facts
 from .policy import Exact, Policy
 
 Reduce = Literal["sum", "mean", "max"]
+EXACT = Exact()
 
 
 class Sparse(NamedTuple):
@@ -77,7 +78,7 @@ class Adjacency:
     diagonal: Tensor | None = None
     """[nodes], or one number for all; it may require grad."""
     reduce: Literal["sum", "max"] = "sum"
-    policy: Policy = Exact()
+    policy: Policy = EXACT
 
     @classmethod
     def of(cls, graph: Graph, value: Tensor | None = None, reduce: Reduce = "sum") -> Adjacency:
@@ -151,8 +152,9 @@ class Adjacency:
 
     def edge_gradient(self, x: Tensor, dout: Tensor) -> Tensor:
         """The gradient of `value`."""
-        none = (None, None, None)
-        return edge_gradient(*self.matrix(), x, dout, none)
+        rowptr, col, value, src_scale, dst_scale = self.matrix()
+        assert value is not None
+        return edge_gradient(rowptr, col, value, src_scale, dst_scale, x, dout, (None, None, None))
 
     # Int8 rows --------------------------------------------------------------------------------------------------
 

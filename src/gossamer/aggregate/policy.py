@@ -1,7 +1,7 @@
 """What backward multiplies of an adjacency: the recipe's place `backward`.
 
-A policy is asked for the matrix that takes the place of A^T, given the gradient that is to be multiplied: float rows, or
-the scales of int8 rows. The diagonal is not its business: own rows are always exact.
+A policy is asked for the matrix that takes the place of A^T, given the gradient that is to be multiplied: float rows,
+or the scales of int8 rows. The diagonal is not its business: own rows are always exact.
 """
 
 from __future__ import annotations

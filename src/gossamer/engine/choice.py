@@ -1,8 +1,8 @@
 """Which engine computes a module: a recipe is lowered to one engine per module, once, by `lighten_`.
 
-The exceptions of int8: the layer that feeds the loss, as an error e of a logit multiplies a probability by exp(e). It is
-the last product in the order in which the model lists its modules, a convolution with all it holds or a linear layer.
-And what the user named.
+The exceptions of int8: the layer that feeds the loss, as an error e of a logit multiplies a probability by exp(e). It
+is the last product in the order in which the model lists its modules, a convolution with all it holds or a linear
+layer. And what the user named.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ class Engine(ABC):
             out = out + residual
         elif a.res is not None and x_dst is not None:
             out = self.multiply(a.res, x_dst, None, out)
-        added = a.bias is None or a.early_bias(averaged) is not None
-        return out if added else out + a.bias
+        added = a.early_bias(averaged) is not None
+        return out if a.bias is None or added else out + a.bias
 
     def epilogue(
         self, x: Any, norm: nn.Module | None = None, act: nn.Module | None = None, drop: nn.Dropout | float = 0.0,

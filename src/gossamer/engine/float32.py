@@ -86,7 +86,9 @@ class Float32(Engine):
         graph = adjacency.graph
         if isinstance(a, Gat):
             terms = self.node_terms(rows, a) if rows.terms is None else rows.terms
-            p = ops.gat_attention(graph, *terms, a.edge_term, a.slope)
+            a_src, a_dst = terms
+            assert a_src is not None
+            p = ops.gat_attention(graph, a_src, a_dst, a.edge_term, a.slope)
         else:
             assert rows.h_dst is not None
             p = ops.edge_softmax(graph, ops.gatv2_logits(graph, rows.h_src, rows.h_dst, a.atts[0], a.slope))

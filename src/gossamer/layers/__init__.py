@@ -1,7 +1,7 @@
 """Layers: each computes what the PyTorch or PyG class it is named after defines, one paper to a file.
 
-A layer is its formula, written on an engine (how to compute) and an adjacency (along which edges). `CONVERTED` maps each
-original class to ours, a subclass of it; `why_not` says why a module must stay as it is. A module is converted by
+A layer is its formula, written on an engine (how to compute) and an adjacency (along which edges). `CONVERTED` maps
+each original class to ours, a subclass of it; `why_not` says why a module must stay as it is. A module is converted by
 changing its class (gossamer.pyg), so parameters, buffers, hooks and names stay what they were.
 """
 

@@ -19,7 +19,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from ..aggregate import Adjacency
 from ..aggregate.build import listed, listed_edges, looped
-from ..engine.attention import Gat, Gatv2, head_dots
+from ..engine.attention import Attention, Gat, Gatv2, head_dots
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
 from ..engine.rules import attends, falls_back, is_plain
@@ -41,6 +41,15 @@ def _sorted(conv: Any, graph: Graph, edge_index: Any, edge_attr: Tensor, sizes: 
         plain = remove_self_loops(edges, edge_attr)
         edge_attr = add_self_loops(*plain, fill_value=conv.fill_value, num_nodes=min(sizes))[1]
     return graph.sort_edges(edge_attr)
+
+
+def _attended(
+    conv: Any, x_src: Any, x_dst: Any, adjacency: Adjacency, attention: Attention, shows_weights: bool | None
+) -> Any:
+    """The result, with PyG's pair of edges and their weights if those are asked for."""
+    graph = adjacency.graph
+    out, p = engine_of(conv).attend(x_src, x_dst, adjacency, attention, bool(shows_weights))
+    return out if p is None or not shows_weights else (out, (listed_edges(graph), graph.unsort_edges(p)))
 
 
 def _settings(conv: Any) -> dict[str, Any]:
@@ -66,9 +75,7 @@ class GATConv(pyg.GATConv):
         lins = (self.lin,) if self.lin is not None else (self.lin_src, self.lin_dst)
         term = self._edge_term(adjacency.graph, edge_index, edge_attr, sizes_of(x_src, x_dst, edge_index, size))
         attention = Gat(lins, (self.att_src, self.att_dst), **_settings(self), edge_term=term)
-        out, p = engine_of(self).attend(x_src, x_dst, adjacency, attention, bool(return_attention_weights))
-        graph = adjacency.graph
-        return (out, (listed_edges(graph), graph.unsort_edges(p))) if return_attention_weights else out
+        return _attended(self, x_src, x_dst, adjacency, attention, return_attention_weights)
 
     def _edge_term(
         self, graph: Graph, edge_index: Any, edge_attr: Tensor | None, sizes: tuple[int, int]
@@ -97,6 +104,4 @@ class GATv2Conv(pyg.GATv2Conv):
         adjacency = _adjacency(self, (x_src, x_dst), edge_index)
         lins = (self.lin_l,) if self.share_weights else (self.lin_l, self.lin_r)
         attention = Gatv2(lins, (self.att[0],), **_settings(self))
-        out, p = engine_of(self).attend(x_src, x_dst, adjacency, attention, bool(return_attention_weights))
-        graph = adjacency.graph
-        return (out, (listed_edges(graph), graph.unsort_edges(p))) if return_attention_weights else out
+        return _attended(self, x_src, x_dst, adjacency, attention, return_attention_weights)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class Int8Engine(Engine):
         lins, rooted = ([lin, root], None) if together else ([lin], self.rooted(root, x_dst))
         weights, aggregate_first = [each.weight for each in lins], self.aggregates_first(x, lin.weight.size(0))
         if adjacency.is_fixed:
-            first = "aggregate" if aggregate_first else "multiply"
+            first: Literal["aggregate", "multiply"] = "aggregate" if aggregate_first else "multiply"
             biases = [bias, *(each.bias for each in lins[1:])]
             return convolve(x, adjacency, weights, biases, first, self._entry(x), add=rooted)[0]
         if aggregate_first:

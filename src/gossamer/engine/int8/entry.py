@@ -3,9 +3,9 @@
     alone          x is quantised                                              d x = d rows
     by epilogue    dropout(act(norm(x))) is quantised as it is made            d x by ops.norm_act's backward, from x
 
-What is saved for dW is the int8 rows, and x for the epilogue's backward, or a bit per element if there is no norm. Where
-the recipe's `activations` has a codec, its few bits take the place of all that (saved/epilogue.py): dW then multiplies
-what they decode to.
+What is saved for dW is the int8 rows, and x for the epilogue's backward, or a bit per element if there is no norm.
+Where the recipe's `activations` has a codec, its few bits take the place of all that (saved/epilogue.py): dW then
+multiplies what they decode to.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SavedInput(NamedTuple):
 
     def flatten(self) -> tuple[list[Tensor | None], SavedInput]:
         """The tensors, and the rest, which `unflatten` puts them into."""
-        kept = None if self.kept is None else Kept(*[None] * 5, *self.kept.settings)
+        kept = self.kept and self.kept._replace(codes=None, zero=None, spread=None, levels=None, marks=None)
         rows = None if self.rows is None else QRows(*[None] * 2)  # type: ignore[arg-type]
         own = [self.marks, self.x, self.weight, self.bias, self.mean, self.var]
         tensors = [*(self.rows or ()), *(() if self.kept is None else self.kept.tensors), *own]

@@ -271,8 +271,9 @@ def _gradients_of(grads: Sequence[Tensor], ctx: Any) -> list[Gradient]:
 def _wanted_rows(weights: Sequence[Weight], spec: Spec, needs_rows: bool) -> Rows:
     """The rows of the gradient that backward will read, by name, with their factors."""
     if spec.first == "multiply":
-        folded = {k: weight.folded for k, weight in enumerate(weights) if k > 0 and needs_rows}
-        return {PLAIN: None, **folded}
+        wanted: Rows = {PLAIN: None}
+        wanted |= {k: weight.folded for k, weight in enumerate(weights) if k > 0 and needs_rows}
+        return wanted
     return {k: weight.folded for k, weight in enumerate(weights)} if needs_rows else {PLAIN: None}
 
 

@@ -116,14 +116,14 @@ class Saved(Engine):
             return rows if terms is None else rows._replace(terms=terms)
         found: list[Tensor | None] = []
         for own, lin, att, h in zip((x, x_dst), (a.lins[0], a.lins[-1]), a.atts, rows[:2], strict=True):
-            made = None if own is None else self._own_terms(own, lin, (att,), h)
+            made = None if own is None or h is None else self._own_terms(own, lin, (att,), h)
             if made is None and own is not None:
                 return rows
             found.append(None if made is None else made[0])
         return rows._replace(terms=tuple(found))
 
     def _own_terms(self, x: Tensor, lin: Any, atts: tuple[Tensor, ...], h: Tensor) -> tuple[Tensor, ...] | None:
-        """head_dots of h = lin(x), to the bit, with the gradients of x v^T, v = att W by head; None if x is not free."""
+        """head_dots of h = lin(x), to the bit, with the gradients of x v^T, v = att W by head; None if x costs bits."""
         if not rules.is_plain(lin) or lin.bias is not None or not is_free(x):
             return None
         with torch.no_grad():
@@ -144,13 +144,17 @@ class Saved(Engine):
         if not isinstance(a, Gat):
             assert rows.h_dst is not None
             return gatv2_sum(graph, edges, rows.h_src, rows.h_dst, a.atts[0], bias, setting), None
-        atts, terms = (None, None), rows.terms
+        att_src: Tensor | None = None
+        att_dst: Tensor | None = None
+        terms = rows.terms
         if terms is None:
-            atts = a.atts
+            att_src, att_dst = a.atts
             with torch.no_grad():
                 terms = self.whole.node_terms(rows, a)
         a_src, a_dst = terms
-        return gat_sum(graph, edges, *rows[:2], atts, (a_src, a_dst, a.edge_term), bias, setting), None
+        assert a_src is not None
+        given = (rows.h_src, rows.h_dst, (att_src, att_dst), (a_src, a_dst, a.edge_term), bias, setting)
+        return gat_sum(graph, edges, *given), None
 
     def takes(self, x: Tensor) -> bool:
         return rules.saves_rows(x) or rules.is_dense(x)

@@ -31,7 +31,7 @@ from .products import sum_of_products
 from .source import Dropped, Epilogue, note_saved, packed, saved_of
 
 LARGE = 2**23
-"""Elements of an epilogue beside whose gradients what the loss left in malloc's hands would raise the peak of a step."""
+"""Elements from which an epilogue's gradients, beside what the loss left in malloc's hands, would raise the peak."""
 Norm = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Weight, bias, mean and variance of a norm; the latter two where they are fixed."""
 

@@ -172,12 +172,15 @@ def _gradients(ctx: Any, needs: _Needs, dout: Tensor) -> _Gradients:
         if att_dst is not None and not ctx.apart:
             by_head.addcmul_(da_dst.unsqueeze(2), att_dst)
     dh_dst = (da_dst.unsqueeze(2) * att_dst).flatten(1) if needs.h_dst and att_dst is not None else None
-    das, datts = (da_src, da_dst), [None, None]
+    das: tuple[Tensor, Tensor] = (da_src, da_dst)
+    datts: list[Tensor | None] = [None, None]
     for (which, sums), group in zip(ctx.sums.items(), rows, strict=True):
         for k, datt in zip(which, sums(group, [das[k] for k in which]), strict=True):
             datts[k] = datt
-    of_terms = (da_src if needs.a_src else None, da_dst if needs.a_dst else None)
-    return _Gradients(dh_src, dh_dst, *datts, da_edge if needs.a_edge else None, None, *of_terms)
+    da_edge = da_edge if needs.a_edge else None
+    da_src, da_dst = da_src if needs.a_src else None, da_dst if needs.a_dst else None
+    datt_src, datt_dst = datts
+    return _Gradients(dh_src, dh_dst, datt_src, datt_dst, da_edge, None, da_src, da_dst)
 
 
 def _rows_for_atts(

@@ -5,8 +5,8 @@
 Saved are codes of h and g in eight bits or more; p is recomputed from what they decode to. The gradient is that of
 ops/gatv2.py, ops/edge_softmax.py and ops/spmm.py at the decoded rows, and two steps of it are not linear in them.
 
-The softmax: the recomputed p biases the sum of w_e dout_i, exact if p were saved, by 0.005 % of its norm (Cora, 8 heads of
-8). Saving p in eight bits has ten times the noise and costs a byte per edge and head.
+The softmax: the recomputed p biases the sum of w_e dout_i, exact if p were saved, by 0.005 % of its norm (Cora, 8 heads
+of 8). Saving p in eight bits has ten times the noise and costs a byte per edge and head.
 
 The kink of leaky: where |h_j + g_i| is less than a step, backward sees the slope averaged over that step. This biases
 dh by 1 % of its norm (random rows: 2 %), datt by 0.03 % (0.1 %), and dg, in which all cancels but differences of slope,
