@@ -75,7 +75,7 @@ def gcn(edge_index: Any, num_nodes: int, weight: Tensor | None, improved: bool, 
         if weight is not None and weight.requires_grad:
             return gcn(listed(checked(edge_index, sizes)), num_nodes, weight, improved, loops)
         graph = _weighted(edge_index, sizes, weight)[0]
-        return graph._cached(f"{key}", lambda: _normalised(graph, improved, loops))
+        return graph.derived(f"{key}", lambda: _normalised(graph, improved, loops))
     if is_sparse(edge_index):
         return _once(edge_index, None, key, lambda: _split(_sparse_gcn(edge_index, sizes, improved, loops)))
     if weight is not None and weight.requires_grad:
@@ -113,7 +113,7 @@ def looped(edge_index: Any, sizes: Sizes) -> Graph:
     """The graph with one loop for each node that is both source and destination: attention weighs loops like edges."""
     if isinstance(edge_index, Graph):
         checked(edge_index, sizes)
-        return edge_index._cached("looped", lambda: _looped(listed(edge_index), sizes))
+        return edge_index.derived("looped", lambda: _looped(listed(edge_index), sizes))
     return _once(edge_index, None, ("looped", sizes), lambda: _looped(edge_index, sizes))
 
 
@@ -134,7 +134,7 @@ def from_edges(edge_index: Tensor, sizes: Sizes, weight: Tensor | None) -> Graph
 
 def listed(graph: Graph) -> Tensor:
     """[2, nnz] in the order of the list that the graph was built from, CSR order if there was none."""
-    return graph._cached("listed", lambda: listed_edges(graph))
+    return graph.derived("listed", lambda: listed_edges(graph))
 
 
 def listed_edges(graph: Graph) -> Tensor:

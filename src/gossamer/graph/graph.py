@@ -137,7 +137,7 @@ class Graph:
     @property
     def degree(self) -> Tensor:
         """Incoming edges of each destination, int64."""
-        return self._cached("degree", self.rowptr.diff)
+        return self.derived("degree", self.rowptr.diff)
 
     @property
     def out_degree(self) -> Tensor:
@@ -146,12 +146,12 @@ class Graph:
 
     @property
     def max_degree(self) -> int:
-        return self._cached("max_degree", lambda: int(self.degree.max()) if self.num_dst else 0)
+        return self.derived("max_degree", lambda: int(self.degree.max()) if self.num_dst else 0)
 
     @property
     def inverse_degree(self) -> Tensor:
         """1 / max(degree, 1), float32: what turns a sum into a mean."""
-        return self._cached("inverse_degree", lambda: self.degree.clamp(min=1).to(torch.float32).reciprocal())
+        return self.derived("inverse_degree", lambda: self.degree.clamp(min=1).to(torch.float32).reciprocal())
 
     @property
     def edge_index(self) -> Tensor:
@@ -181,8 +181,8 @@ class Graph:
         held = self._facts().get("t")
         origin = held() if isinstance(held, weakref.ref) else None
         if origin is not None:  # t() is the graph this one was reversed from, in that graph's edge order
-            return self._cached("t_perm", lambda: _inverse(origin.t_perm))
-        return self._cached("t_perm", lambda: transpose_csr(self.rowptr, self.col, self.num_src)[2])
+            return self.derived("t_perm", lambda: _inverse(origin.t_perm))
+        return self.derived("t_perm", lambda: transpose_csr(self.rowptr, self.col, self.num_src)[2])
 
     # Edge tensors -----------------------------------------------------------------------------------------------
 
@@ -253,7 +253,8 @@ class Graph:
         """Copies and pickles start without a cache, whose weak reference cannot be pickled."""
         return Graph, (self.rowptr, self.col, self.num_src, self.value, self.perm)
 
-    def _cached(self, key: str, compute: Any) -> Any:
+    def derived(self, key: str, compute: Any) -> Any:
+        """compute(), once for this graph: cached on it, and gone if one of its tensors is changed in place."""
         cache = self._facts()
         if key not in cache:
             with _outside_inference_mode():
