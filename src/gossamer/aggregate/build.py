@@ -17,13 +17,12 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 from .. import memory
 from ..graph import Graph
 from ..graph import build as graph_build
+from ..graph.graph import LARGE
 from ..state import facts
 from .adjacency import Adjacency, Reduce
 
 Sizes = tuple[int, int]
 Built = TypeVar("Built")
-LARGE = 10**6
-"""Edges from which building leaves so much behind in malloc's hands that it is returned to the system."""
 
 
 def is_sparse(edge_index: Any) -> bool:

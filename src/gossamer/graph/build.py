@@ -38,6 +38,7 @@ def from_edge_index(
     if duplicates != "keep":
         return _merged(src, dst, num_src, num_dst, weight, duplicates)
     rowptr, col, perm = coo_to_csr(dst, src, num_dst, num_src)
+    _checks.passed(rowptr, col, num_src, perm)
     return rowptr, col, num_src, None if weight is None else weight[perm], perm
 
 

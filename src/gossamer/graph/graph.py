@@ -26,6 +26,8 @@ from ..state import facts
 from . import build, file
 
 Duplicates = Literal["keep", "sum", "mean", "max"]
+LARGE = 10**6
+"""Edges from which building leaves so much in malloc's hands that it is returned to the system."""
 
 
 @final
@@ -166,10 +168,12 @@ class Graph:
         if reverse is None:
             with _outside_inference_mode():
                 t_rowptr, t_col, t_perm = transpose_csr(self.rowptr, self.col, self.num_src)
+                _checks.passed(t_rowptr, t_col, self.num_dst)
                 value = None if self.value is None else gather_rows(self.value, t_perm)
                 reverse = Graph(t_rowptr, t_col, self.num_dst, value)
             del t_perm  # eight bytes an edge: made again for those who ask (`t_perm`)
-            memory.trim_heap()
+            if self.num_edges >= LARGE:
+                memory.trim_heap()
             reverse._facts()["t"] = weakref.ref(self)  # weak: a cycle would keep both alive until a collection
             cache["t"] = reverse
             cache.pop("t_perm", None)  # it may belong to the graph this one was reversed from, now gone

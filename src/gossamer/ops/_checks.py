@@ -97,10 +97,19 @@ def rowptr_of(rowptr: Tensor, nnz: int, name: str = "rowptr") -> None:
     _has_passed(rowptr, "rowptr", nnz)
 
 
+def passed(rowptr: Tensor, col: Tensor, num_src: int, perm: Tensor | None = None) -> None:
+    """Say of a structure that our own kernels made that it is valid, so that it is not scanned again."""
+    _has_passed(rowptr, "rowptr", col.numel())
+    _has_passed(col, "col", num_src)
+    if perm is not None:
+        _has_passed(perm, "perm", col.numel())
+
+
 def _is_known(tensor: Tensor, *fact: object) -> bool:
     """Whether this version of the tensor has passed the check before."""
     return not torch.compiler.is_compiling() and facts.recall(tensor, fact) is not None
 
 
 def _has_passed(tensor: Tensor, *fact: object) -> None:
-    facts.note(tensor, fact, True)
+    if not torch.compiler.is_compiling():
+        facts.note(tensor, fact, True)
