@@ -3,8 +3,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 
 from gossamer import memory, native
 from gossamer.ops import random_bits
+from support.processes import run_python
 
 pytestmark = pytest.mark.skipif(native.library is None, reason="the pool is part of the native module")
 
@@ -298,17 +297,6 @@ def test_a_limit_beyond_any_machine_is_as_good_as_none():
     x = floats(8 * MB)
     del x
     assert memory.stats()["free_bytes"] == 8 * MB
-
-
-def run_python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def test_environment_sets_the_limit(monkeypatch):

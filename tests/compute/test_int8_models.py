@@ -280,7 +280,7 @@ def test_training_learns_as_float32_does(kind, recipe, fused):
 
 
 def steps(kind, recipe, threads, count=2):
-    """Weights and buffers after some steps. All results are large enough for our kernels (rules.LEAST_PASS)."""
+    """Weights and buffers after some steps. All results are large enough for our kernels."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
