@@ -13,7 +13,7 @@ import gossamer as gs
 @final
 @dataclass(frozen=True)
 class Identity(gs.Codec):
-    """Keeps everything; below eight `bits` it is treated as a codec that rounds."""
+    """Loses nothing; below eight `bits` it is treated as a codec that rounds."""
 
     bits: int = 2
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 import gossamer as gs
-from gossamer.activations.plan import Plan
+from gossamer.engine.saved.policy import Saving
 
 from .tensors import tensors
 
 
-def plan_with(codec: gs.Codec, slopes: int = 8, shared: bool = True) -> Plan:
-    return Plan(codec, codec, codec, slopes, codec, shared)
+def saving_by(codec: gs.Codec, slopes: int = 8) -> Saving:
+    """One codec for all that is saved."""
+    return Saving(codec, codec, codec, slopes, codec)
 
 
 @functools.cache

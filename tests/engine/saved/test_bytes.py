@@ -1,6 +1,11 @@
-"""What models keep between forward and backward, to the byte: the tables of the technique's specification."""
+"""What models save between forward and backward, to the byte: the tables of the technique's specification.
+
+The structure of a graph lives with the graph and is not saved.
+"""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +27,7 @@ def num_bytes(numel, bits, block):
 
 
 def shared_bytes(nodes, bits, hidden=2, width=WIDTH, block=256):
-    """One stash and one bit per element for each hidden layer; the first layer's data by reference."""
+    """Codes and one bit per element for each hidden layer; the first layer's input is saved by reference."""
     return hidden * (num_bytes(nodes * width, bits, block) + nodes * width // 8)
 
 
@@ -110,14 +115,14 @@ def test_datasets(name):
 # Models ---------------------------------------------------------------------------------------------------------
 
 
-def data():
+def inputs():
     generator = torch.Generator().manual_seed(0)
     return torch.randn(NODES, WIDTH, generator=generator), torch.randint(0, NODES, (2, 4 * NODES), generator=generator)
 
 
-def kept_by(model, recipe, given=None):
+def saved_by(model, recipe, given=None):
     """The account of one forward; the logits are made before any loss."""
-    given = data() if given is None else given
+    given = inputs() if given is None else given
     gs.lighten_(model, recipe)
     with measure.kept(exclude=[model, given]) as account:
         out = model(*given)
@@ -134,7 +139,7 @@ def packed(account):
 
 
 def sum_bytes(bits):
-    """Of a neighbour sum of data: four bits at least."""
+    """Of a neighbour sum of input that needs no gradient: four bits at least."""
     return gs.Blockwise(bits=max(4, bits)).nbytes((NODES, WIDTH))
 
 
@@ -145,15 +150,15 @@ def sage(norm="batch_norm", **named):
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("norm", ["batch_norm", None])
 @pytest.mark.parametrize("kind", [pyg.GCN, pyg.GraphSAGE])
-def test_shared_chains(kind, norm, bits):
-    """One stash per hidden layer, with or without a norm; of GCN, the sum of the data too."""
+def test_shared_codes(kind, norm, bits):
+    """Codes once per hidden layer, with or without a norm; of GCN, those of the first neighbour sum too."""
     model = kind(WIDTH, WIDTH, 3, CLASSES, dropout=0.5, norm=norm)
     of_sum = sum_bytes(bits) if kind is pyg.GCN else 0
-    assert packed(kept_by(model, f"exact-int{bits}")) == shared_bytes(NODES, bits) + of_sum
+    assert packed(saved_by(model, f"exact-int{bits}")) == shared_bytes(NODES, bits) + of_sum
 
 
 def test_published_layout():
-    account = kept_by(sage(), "exact-int2-published")
+    account = saved_by(sage(), "exact-int2-published")
     assert packed(account) == published_bytes(NODES, 1)
     assert sum(t.dtype == torch.int64 for t in account.tensors) == 6  # seeds of projections
 
@@ -161,22 +166,22 @@ def test_published_layout():
 def test_published_layout_of_longest_blocks():
     """m = 64 rows of 16 columns, where operands and norms have the same block."""
     recipe = gs.Recipe(activations=gs.Published(gs.Projected(8, gs.Blockwise(bits=2, block=1024))))
-    assert packed(kept_by(sage(), recipe)) == published_bytes(NODES, 64)
+    assert packed(saved_by(sage(), recipe)) == published_bytes(NODES, 64)
 
 
-def test_float32_keeps_far_more():
-    whole = kept_by(sage(), "float32").bytes
-    assert whole >= 4 * 4 * NODES * WIDTH  # the chain's input and result, twice, at least
-    assert whole / kept_by(sage(), "exact-int2").bytes > 15
+def test_float32_saves_far_more():
+    whole = saved_by(sage(), "float32").bytes
+    assert whole >= 4 * 4 * NODES * WIDTH  # an epilogue's input and result, twice, at least
+    assert whole / saved_by(sage(), "exact-int2").bytes > 15
 
 
 @pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", None])
 @pytest.mark.parametrize("act", ["relu", "leaky_relu", "elu", "gelu"])
 @pytest.mark.parametrize("kind", [pyg.GCN, pyg.GraphSAGE, pyg.GIN])
-def test_no_tensor_of_rows_is_kept_in_floats(kind, norm, act):
+def test_no_tensor_of_rows_is_saved_in_floats(kind, norm, act):
     """Of floats at most a number per row or column."""
     model = kind(WIDTH, WIDTH, 3, CLASSES, dropout=0.5, norm=norm, act=act)
-    account = kept_by(model, "exact-int4")
+    account = saved_by(model, "exact-int4")
     floats = [t for t in account.tensors if t.dtype in (torch.float32, torch.float64)]
     assert all(t.bytes <= 4 * WIDTH for t in floats), account
     assert not any(t.dtype == torch.bool for t in account.tensors)
@@ -194,22 +199,30 @@ class HandWritten(nn.Module):
         return self.second(functional.dropout(x, 0.5, self.training), edge_index)
 
 
-@pytest.mark.skipif(native.library is None, reason="without kernels dropout is torch's own, which keeps a mask")
+@pytest.mark.skipif(native.library is None, reason="without kernels dropout is torch's own, which saves a mask")
 def test_a_forward_by_hand_shares_too():
-    """Separate calls; dropout of data, the first layer and the last keep nothing of their own."""
-    assert packed(kept_by(HandWritten(), "exact-int2")) == shared_bytes(NODES, 2, hidden=1)
+    """Separate calls; dropout of the input, the first layer and the last save nothing of their own."""
+    assert packed(saved_by(HandWritten(), "exact-int2")) == shared_bytes(NODES, 2, hidden=1)
 
 
-@pytest.mark.parametrize("conv", [pyg.GCNConv, pyg.SAGEConv, pyg.GraphConv])
+LAYERS = {
+    "gcn": pyg.GCNConv,
+    "sage": pyg.SAGEConv,
+    "sage, no root": partial(pyg.SAGEConv, root_weight=False),
+    "graph conv": pyg.GraphConv,
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("out", [WIDTH, CLASSES])
-def test_a_layer_on_data_keeps_nothing_but_codes_of_gcn_s_sum(conv, out):
-    """A sum that is wider than the result comes after the product."""
-    of_sum = sum_bytes(2) if (conv, out) == (pyg.GCNConv, WIDTH) else 0
-    assert kept_by(conv(WIDTH, out), "exact-int2").bytes == of_sum
+def test_a_layer_on_input_that_needs_no_gradient_saves_at_most_codes_of_its_sum(kind, out):
+    """Without a product of the rows themselves; a sum that is wider than the result comes after the product."""
+    of_sum = sum_bytes(2) if kind in ("gcn", "sage, no root") and out == WIDTH else 0
+    assert saved_by(LAYERS[kind](WIDTH, out), "exact-int2").bytes == of_sum
 
 
 def test_a_sequence_shares():
     model = nn.Sequential(
         nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(), nn.Linear(WIDTH, CLASSES)
     )
-    assert packed(kept_by(model, "exact-int4", data()[:1])) == shared_bytes(NODES, 4, hidden=1)
+    assert packed(saved_by(model, "exact-int4", inputs()[:1])) == shared_bytes(NODES, 4, hidden=1)

@@ -1,4 +1,4 @@
-"""The published layout: every op keeps its own operand, nothing is shared; kept for comparison with EXACT's numbers."""
+"""The published layout, for comparison with EXACT's numbers: every op saves its own operand, nothing is shared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_geometric import nn as pyg
 
 import gossamer as gs
 from gossamer import measure
-from gossamer.activations.plan import plan_of
+from gossamer.engine.saved.policy import saving_of
 from support.codecs import EXACT
 from support.paths import forced
 from support.saved import dots
@@ -30,8 +30,8 @@ def _small_tensors_take_fused_ops():
         yield
 
 
-def data(learnt=False):
-    x = tensors((NODES, IN), seed=2)[0].detach().requires_grad_(learnt)
+def inputs(needs_grad=False):
+    x = tensors((NODES, IN), seed=2)[0].detach().requires_grad_(needs_grad)
     return x, torch.randint(0, NODES, (2, 600), generator=torch.Generator().manual_seed(1))
 
 
@@ -41,7 +41,7 @@ def lightened(model, recipe="exact-int2-published"):
     return model
 
 
-def kept_by(model, *args):
+def saved_by(model, *args):
     with measure.kept(exclude=[model]) as account:
         out = model(*args)
     assert out.requires_grad
@@ -69,24 +69,17 @@ def test_the_setting():
 
 
 def test_norms_are_never_projected():
-    plan = plan_of(gs.Published())
-    assert not plan.shared and plan.rows == gs.Published().codec and plan.values == ROWS
-    assert plan_of(gs.Blockwise(bits=4)).shared and plan_of(gs.Keep()) is None
+    saving = saving_of(gs.Published())
+    assert saving.rows == gs.Published().codec and saving.values == ROWS
 
 
-def test_optimal_bins_are_for_symmetric_values_and_derivatives_get_four_bits():
-    plan = plan_of(gs.Blockwise(bits=2, bins="optimal"))
-    assert plan.values.bins == "optimal" and plan.rows.bins == "uniform"
-    assert (plan.slopes, plan.sharp.bits) == (4, 8) and plan_of(gs.Blockwise(bits=8)).slopes == 8
+# What each op saves ---------------------------------------------------------------------------------------------
 
 
-# What each op keeps ---------------------------------------------------------------------------------------------
-
-
-def test_each_op_keeps_its_own():
+def test_each_op_saves_its_own():
     """Rows of a product projected, the norm's input, a bit for the activation, a bit for dropout."""
     model = lightened(nn.Sequential(nn.Linear(IN, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(), nn.Dropout()))
-    account = kept_by(model, data()[0])
+    account = saved_by(model, inputs()[0])
     few = sum(t.bytes for t in account.tensors if t.dtype in (torch.uint8, torch.bfloat16))
     rows, bits = gs.Published().codec.nbytes((NODES, IN)) - 8, NODES * HIDDEN // 8
     assert few == rows + ROWS.nbytes((NODES, HIDDEN)) + 2 * bits
@@ -94,16 +87,24 @@ def test_each_op_keeps_its_own():
     assert sorted(t.bytes for t in apart) == [8, 4 * HIDDEN, 4 * HIDDEN]  # the seed, mean and variance
 
 
-def test_sage_keeps_its_rows_and_their_sums():
-    """Also of data."""
-    for learnt in (False, True):
-        x, edge_index = data(learnt)
-        account = kept_by(lightened(pyg.SAGEConv(IN, HIDDEN)), x * 1, edge_index)
+def test_a_product_saves_its_rows():
+    """Also of input that needs no gradient."""
+    codec = gs.Blockwise(bits=2)
+    for needs_grad in (False, True):
+        model = lightened(nn.Linear(IN, OUT), gs.Recipe(activations=gs.Published(codec)))
+        assert saved_by(model, inputs(needs_grad)[0] * 1).bytes == codec.nbytes((NODES, IN))
+
+
+def test_sage_saves_its_rows_and_their_sums():
+    """Also of input that needs no gradient."""
+    for needs_grad in (False, True):
+        x, edge_index = inputs(needs_grad)
+        account = saved_by(lightened(pyg.SAGEConv(IN, HIDDEN)), x * 1, edge_index)
         assert account.bytes == 2 * gs.Published().codec.nbytes((NODES, IN))
 
 
-def test_gcn_keeps_one_operand():
-    account = kept_by(lightened(pyg.GCNConv(IN, HIDDEN)), *data())
+def test_gcn_saves_one_operand():
+    account = saved_by(lightened(pyg.GCNConv(IN, HIDDEN)), *inputs())
     assert account.bytes == gs.Published().codec.nbytes((NODES, IN))
 
 
@@ -118,10 +119,10 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("learnt", [False, True])
-def test_gradients_from_codes_that_lose_nothing(name, learnt):
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_gradients_from_codes_that_lose_nothing(name, needs_grad):
     """One op at a time, hence one rounding more here and there than fused ones."""
-    model, args = MODELS[name](), data(learnt)
+    model, args = MODELS[name](), inputs(needs_grad)
     (out, exact), (few, grads) = (run(lightened(model, r), args) for r in ("float32", EXACT_BY_OP))
     torch.testing.assert_close(few, out, rtol=1e-4, atol=1e-5)
     top = max(float(truth.norm()) for truth in exact)
@@ -131,15 +132,15 @@ def test_gradients_from_codes_that_lose_nothing(name, learnt):
 
 @pytest.mark.parametrize("codec", [gs.Published().codec, gs.Blockwise(bits=2), gs.RowInt8()], ids=repr)
 def test_products_are_unbiased(codec):
-    model, (x, _) = nn.Linear(IN, OUT), data()
+    model, (x, _) = nn.Linear(IN, OUT), inputs()
     exact = torch.autograd.grad(dots([model(x)]), list(model.parameters()))
     gs.lighten_(model, gs.Recipe(activations=gs.Published(codec)))
     assert_unbiased(lambda: torch.autograd.grad(dots([model(x)]), list(model.parameters())), exact, 200)
 
 
-def test_a_norm_that_keeps_its_input_has_unbiased_parameter_gradients():
-    """dweight is linear in the decoded input; dx is biased as documented for x_hat (test_chain_kept.py)."""
-    model, (x, _) = nn.BatchNorm1d(IN), data(learnt=True)
+def test_a_norm_that_saves_its_input_has_unbiased_parameter_gradients():
+    """dweight is linear in the decoded input; dx is biased as documented for x_hat (saved/test_epilogue.py)."""
+    model, (x, _) = nn.BatchNorm1d(IN), inputs(needs_grad=True)
     exact = torch.autograd.grad(dots([model(x)]), list(model.parameters()))
     gs.lighten_(model, "exact-int2-published")
     assert_unbiased(lambda: torch.autograd.grad(dots([model(x)]), list(model.parameters())), exact, 200)
@@ -147,7 +148,7 @@ def test_a_norm_that_keeps_its_input_has_unbiased_parameter_gradients():
 
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.LeakyReLU(0.3), nn.Dropout(0.5)], ids=lambda act: type(act).__name__)
 def test_bits_are_exact(act):
-    x = data(learnt=True)[0]
+    x = inputs(needs_grad=True)[0]
     results = []
     for recipe in ("float32", "exact-int2-published"):
         torch.manual_seed(0)
@@ -159,7 +160,7 @@ def test_bits_are_exact(act):
 
 def test_not_a_number_is_refused():
     """Where the codec itself encodes: an error that says what to do, before backward could give a finite number."""
-    x, edge_index = data()
+    x, edge_index = inputs()
     x[7, 3] = torch.nan
     with pytest.raises(ValueError, match=r"`x` must be finite to be encoded \(got \d+ NaN"):
         lightened(MODELS["gcn"]())(x, edge_index)

@@ -1,4 +1,4 @@
-"""Chains of norm, activation and dropout that keep few bits, with and without the products behind them."""
+"""Epilogues (norm, activation, dropout) that save few bits, with and without the products behind them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import gossamer as gs
 from gossamer import measure, ops
-from gossamer.activations import chain as keeping
-from gossamer.activations.chain import Settings, chain, chain_products
-from gossamer.activations.linear import products
-from gossamer.activations.stash import Stash, mark_of
+from gossamer.engine.saved import epilogue as epilogues
+from gossamer.engine.saved import products as saved_products
+from gossamer.engine.saved.source import source_of
 from gossamer.ops.activation import ACTIVATIONS
-from gossamer.ops.norm_act import Over
+from gossamer.ops.norm_act import Over, Settings
 from support.codecs import EXACT, Identity
-from support.saved import dots, plan_with
+from support.saved import dots, saving_by
 from support.tensors import seeded, tensors
 from support.unbiased import assert_unbiased, moments
 
 ROWS, COLUMNS, OUT = 90, 24, 5
 SLOPES = (0.0, 0.0, 0.2, 1.3, 0.0)  # of each activation
-FEW = plan_with(gs.Blockwise(bits=2, bins="optimal"), slopes=4)
+FEW = saving_by(gs.Blockwise(bits=2, bins="optimal"), slopes=4)
+KNOWN = (FEW, saving_by(gs.Uniform(bits=4)), saving_by(gs.RowInt8()))
 LINEAR = range(3)  # identity, relu, leaky_relu: linear given a bit
 OVERS = pytest.mark.parametrize("over", list(Over), ids=lambda o: o.name)
 ACTS = pytest.mark.parametrize("act", range(5), ids=lambda a: ACTIVATIONS[a])
 
 
-def how_of(over, act=1, p=0.0, eps=1e-5):
+def settings_of(over, act=1, p=0.0, eps=1e-5):
     return Settings(int(over), eps, act, SLOPES[act], p, 7)
 
 
@@ -38,6 +38,35 @@ def inputs(over, shape=(ROWS, COLUMNS), dtype=torch.float32):
     x, weight, bias, mean, var = tensors(shape, *[(shape[1],)] * 4, dtype=dtype)
     fixed = (mean.detach(), var.detach().abs() + 0.1) if over == Over.FIXED else (None, None)
     return [x, *((None, None) if over == Over.NOTHING else (weight, bias)), *fixed]
+
+
+def epilogue(x, weight, bias, mean, var, settings, saving):
+    return epilogues.epilogue(x, (weight, bias, mean, var), settings, saving)
+
+
+def published(x, weight, bias, mean, var, settings, saving):
+    """As published: x itself is saved, and normalised again in backward."""
+    return epilogues.plain_epilogue(x, (weight, bias, mean, var), settings, saving, raw=True)
+
+
+def epilogue_products(x, weight, bias, mean, var, settings, saving, weights, biases):
+    return epilogues.epilogue_products(x, (weight, bias, mean, var), settings, saving, weights, biases)
+
+
+def products(x, weights, biases, saving):
+    return saved_products.products(x, weights, biases, source_of(x, saving))
+
+
+PATHS = {
+    "kernels": (epilogue, FEW),
+    "formulas": (epilogue, saving_by(gs.RowInt8())),
+    "published": (published, saving_by(gs.Uniform(bits=4, meta="bfloat16"))),
+}
+
+
+@pytest.fixture(params=PATHS)
+def path(request):
+    return PATHS[request.param]
 
 
 def leaves_of(args):
@@ -51,31 +80,33 @@ def gradients(out, leaves):
 # Exactness ------------------------------------------------------------------------------------------------------
 
 
+def result(function, leaves, args, settings):
+    """Of `function` on other leaves, by a codec that loses nothing."""
+    return function(*leaves, *args[len(leaves) :], settings, saving_by(Identity()))[0]
+
+
 @OVERS
 @ACTS
 def test_gradcheck(over, act):
     args = inputs(over, (6, 4), torch.float64)
     for p in (0.0, 0.4):
-        how, given = how_of(over, act, p, eps=0.01), len(leaves_of(args))
-        function = lambda *a, how=how, given=given: chain(*a, *args[given:], how, plan_with(Identity()))[0]  # noqa: E731
-        assert gradcheck(function, leaves_of(args))
+        settings = settings_of(over, act, p, eps=0.01)
+        assert gradcheck(lambda *a, s=settings: result(epilogue, a, args, s), leaves_of(args))
 
 
 @OVERS
-def test_gradcheck_of_raw_rows(over):
-    """As published: x itself is kept, and normalised again in backward."""
-    args = inputs(over, (6, 4), torch.float64)
-    how, given, plan = how_of(over, 0, eps=0.01), len(leaves_of(args)), plan_with(Identity(), shared=False)
-    assert gradcheck(lambda *a: chain(*a, *args[given:], how, plan)[0], leaves_of(args))
+def test_gradcheck_as_published(over):
+    args, settings = inputs(over, (6, 4), torch.float64), settings_of(over, 0, eps=0.01)
+    assert gradcheck(lambda *a: result(published, a, args, settings), leaves_of(args))
 
 
 @OVERS
 @ACTS
 def test_results_are_the_same_bits(over, act):
-    for plan in (FEW, plan_with(gs.Uniform(bits=4)), plan_with(gs.RowInt8()), plan_with(Identity(), shared=False)):
+    for function, saving in (*((epilogue, saving) for saving in KNOWN), (published, saving_by(Identity()))):
         for p in (0.0, 0.5):
-            args, how = inputs(over), how_of(over, act, p)
-            for got, want in zip(chain(*args, how, plan), ops.norm_act(*args, *how), strict=True):
+            args, settings = inputs(over), settings_of(over, act, p)
+            for got, want in zip(function(*args, settings, saving), ops.norm_act(*args, *settings), strict=True):
                 assert torch.equal(got, want)
 
 
@@ -84,9 +115,9 @@ def test_results_are_the_same_bits(over, act):
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_gradients_from_codes_that_lose_nothing(over, act, p):
     """By the kernels: only the derivatives of smooth activations are rounded, to eight bits."""
-    args, how = inputs(over), how_of(over, act, p)
-    exact = gradients(ops.norm_act(*args, *how)[0], leaves_of(args))
-    got = gradients(chain(*args, how, plan_with(EXACT))[0], leaves_of(args))
+    args, settings = inputs(over), settings_of(over, act, p)
+    exact = gradients(ops.norm_act(*args, *settings)[0], leaves_of(args))
+    got = gradients(epilogue(*args, settings, saving_by(EXACT))[0], leaves_of(args))
     near = 1e-5 if act in LINEAR else 0.02
     for grad, truth in zip(got, exact, strict=True):
         assert float((grad - truth).norm()) <= near * float(truth.norm()) + 1e-6
@@ -95,15 +126,15 @@ def test_gradients_from_codes_that_lose_nothing(over, act, p):
 @OVERS
 @pytest.mark.parametrize("act", LINEAR)
 @pytest.mark.parametrize("p", [0.0, 0.5])
-def test_products_behind_a_chain_from_codes_that_lose_nothing(over, act, p):
+def test_products_from_codes_that_lose_nothing(over, act, p):
     """Made together, made one after the other, and plainly: the same results and gradients."""
-    args, how = inputs(over), how_of(over, act, p)
+    args, settings = inputs(over), settings_of(over, act, p)
     w1, w2, bias = tensors((OUT, COLUMNS), (3, COLUMNS), (OUT,), seed=3)
-    leaves, plan = [*leaves_of(args), w1, w2, bias], plan_with(EXACT)
-    out = ops.norm_act(*args, *how)[0]
+    leaves, saving = [*leaves_of(args), w1, w2, bias], saving_by(EXACT)
+    out = ops.norm_act(*args, *settings)[0]
     exact = torch.autograd.grad(dots(plain := (ops.linear(out, w1, bias), ops.linear(out, w2))), leaves)
-    together = chain_products(*args, how, plan, [w1, w2], [bias, None])[:2]
-    apart = products(chain(*args, how, plan)[0], [w1, w2], [bias, None], plan)
+    together = epilogue_products(*args, settings, saving, [w1, w2], [bias, None])[:2]
+    apart = products(epilogue(*args, settings, saving)[0], [w1, w2], [bias, None], saving)
     for outs in (together, apart):
         torch.testing.assert_close(outs, plain, rtol=1e-5, atol=1e-5)  # tiles may sum in another order
         for grad, truth in zip(torch.autograd.grad(dots(outs), leaves), exact, strict=True):
@@ -111,10 +142,10 @@ def test_products_behind_a_chain_from_codes_that_lose_nothing(over, act, p):
 
 
 def test_statistics_follow_from_products_too():
-    args, how = inputs(Over.COLUMNS), how_of(Over.COLUMNS)
+    args, settings = inputs(Over.COLUMNS), settings_of(Over.COLUMNS)
     (weight,) = tensors((OUT, COLUMNS))
-    _, mean, var = chain_products(*args, how, FEW, [weight], [None])
-    _, want_mean, want_var = ops.norm_act(*args, *how)
+    _, mean, var = epilogue_products(*args, settings, FEW, [weight], [None])
+    _, want_mean, want_var = ops.norm_act(*args, *settings)
     assert torch.equal(mean, want_mean) and torch.equal(var, want_var)
     assert not mean.requires_grad and not var.requires_grad
 
@@ -125,25 +156,25 @@ def test_statistics_follow_from_products_too():
 @pytest.mark.parametrize("over", [Over.NOTHING, Over.FIXED], ids=lambda o: o.name)
 @ACTS
 def test_unbiased(over, act):
-    """Without statistics of x nothing is quadratic in what is kept."""
-    args, how = inputs(over), how_of(over, act)  # with dropout, another draw of noise would be another mask
-    exact = gradients(ops.norm_act(*args, *how)[0], leaves_of(args))
+    """Without statistics of x nothing is quadratic in what is saved."""
+    args, settings = inputs(over), settings_of(over, act)  # with dropout, another draw of noise would be another mask
+    exact = gradients(ops.norm_act(*args, *settings)[0], leaves_of(args))
     if over == Over.NOTHING and act in LINEAR:  # bits alone
-        assert torch.equal(gradients(chain(*args, how, FEW)[0], leaves_of(args))[0], exact[0])
+        assert torch.equal(gradients(epilogue(*args, settings, FEW)[0], leaves_of(args))[0], exact[0])
     else:
-        assert_unbiased(lambda: gradients(chain(*args, how, FEW)[0], leaves_of(args)), exact, 150)
+        assert_unbiased(lambda: gradients(epilogue(*args, settings, FEW)[0], leaves_of(args)), exact, 150)
 
 
 @pytest.mark.parametrize("over", [Over.NOTHING, Over.COLUMNS, Over.ROWS], ids=lambda o: o.name)
 @pytest.mark.parametrize("act", LINEAR)
-def test_weight_gradients_of_products_from_the_shared_stash_are_unbiased(over, act):
-    args, how = inputs(over), how_of(over, act)
+def test_weight_gradients_from_codes_that_products_share_are_unbiased(over, act):
+    args, settings = inputs(over), settings_of(over, act)
     w1, w2 = leaves = tensors((OUT, COLUMNS), (3, COLUMNS), seed=3)
-    out = ops.norm_act(*args, *how)[0].detach()
+    out = ops.norm_act(*args, *settings)[0].detach()
     exact = torch.autograd.grad(dots((out @ w1.t(), out @ w2.t())), leaves)
 
     def draw():
-        return torch.autograd.grad(dots(chain_products(*args, how, FEW, leaves, [None, None])[:2]), leaves)
+        return torch.autograd.grad(dots(epilogue_products(*args, settings, FEW, leaves, [None, None])[:2]), leaves)
 
     assert_unbiased(draw, exact, 150)
 
@@ -161,20 +192,20 @@ def rounding_variance(hat, bits, block):
 def test_the_bias_of_norms_is_the_documented_one(over, kernels):
     """-(weight rstd / n) g Var, n the number of elements that share statistics: all of the bias there is."""
     shape, codec = (8, 16) if over == Over.COLUMNS else (16, 8), gs.Blockwise(bits=2, block=16, meta="float32")
-    args, how = inputs(over, shape), how_of(over, 1)
+    args, settings = inputs(over, shape), settings_of(over, 1)
     x, weight, bias, *_ = args
-    out, mean, var = ops.norm_act(*args, *how)
+    out, mean, var = ops.norm_act(*args, *settings)
     (exact,) = gradients(out, [x])
     with torch.no_grad():
-        rstd = (var + how.eps).rsqrt()
+        rstd = (var + settings.eps).rsqrt()
         hat = (x - mean) * rstd if over == Over.COLUMNS else (x - mean[:, None]) * rstd[:, None]
         rstd = rstd if over == Over.COLUMNS else rstd[:, None]
         g = tensors(shape, seed=9)[0] * (hat * weight + bias > 0)
         documented = -(weight * rstd / 8) * g * rounding_variance(hat, 2, 16)
-    plan = plan_with(codec)
-    function = chain if kernels else lambda *a: keeping._PlainChain.apply(*a[:-1], plan.values, False, plan.slopes)
+    saving = saving_by(codec)
+    function = epilogues.epilogue if kernels else epilogues.plain_epilogue
     count = 500
-    ((found, variance),) = moments(lambda: gradients(function(*args, how, plan)[0], [x]), count)
+    ((found, variance),) = moments(lambda: gradients(function(x, tuple(args[1:]), settings, saving)[0], [x]), count)
     error = (variance / count).sqrt() + 1e-6
     assert float(((found - exact - documented) / error).abs().max()) < 4.5  # the largest of 128
     # along the documented bias, which is thus told from none at all
@@ -184,10 +215,10 @@ def test_the_bias_of_norms_is_the_documented_one(over, kernels):
     assert deviation < 0.1 and abs(share - 1) < 4 * deviation
 
 
-# What is kept ---------------------------------------------------------------------------------------------------
+# What is saved --------------------------------------------------------------------------------------------------
 
 
-def kept_by(function):
+def saved_by(function):
     with measure.kept() as account:
         out = function()
     assert any(t.requires_grad for t in (out if isinstance(out, tuple) else (out,)))
@@ -203,24 +234,24 @@ def parameters(over):
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_bytes(over, act, p):
     """Codes of x_hat where there is a norm, and a bit per element, or four of the derivative; statistics apart."""
-    args, how = parameters(over), how_of(over, act, p)
+    args, settings = parameters(over), settings_of(over, act, p)
     codes = FEW.values.nbytes((ROWS, COLUMNS)) if over != Over.NOTHING else 0
     marks = (0, 1, 1, 4, 4)[act] * ROWS * COLUMNS // 8
-    assert kept_by(lambda: chain(args[0] * 1, *args[1:], how, FEW)) == codes + marks
+    assert saved_by(lambda: epilogue(args[0] * 1, *args[1:], settings, FEW)) == codes + marks
     if act in LINEAR:
         weights = [nn.Parameter(t) for t in tensors((OUT, COLUMNS), (OUT, COLUMNS))]
         codes = FEW.values.nbytes((ROWS, COLUMNS))
-        found = kept_by(lambda: chain_products(args[0] * 1, *args[1:], how, FEW, weights, [None, None]))
+        found = saved_by(lambda: epilogue_products(args[0] * 1, *args[1:], settings, FEW, weights, [None, None]))
         assert found == codes + marks
 
 
 @OVERS
 @ACTS
 def test_rows_die_after_forward(over, act):
-    for plan in (FEW, plan_with(gs.RowInt8()), plan_with(gs.Uniform(), shared=False)):
-        args, how = inputs(over), how_of(over, act, 0.5)
+    for function, saving in PATHS.values():
+        args, settings = inputs(over), settings_of(over, act, 0.5)
         h = args[0] * 2
-        out = chain(h, *args[1:], how, plan)[0]
+        out = function(h, *args[1:], settings, saving)[0]
         held = StorageWeakRef(h.untyped_storage()), StorageWeakRef(out.untyped_storage())
         node = out.grad_fn
         del h, out
@@ -228,74 +259,83 @@ def test_rows_die_after_forward(over, act):
 
 
 @pytest.mark.parametrize("act", LINEAR)
-def test_neither_rows_nor_the_result_live_behind_products(act, monkeypatch):
-    seen, plain = [], ops.chain_keep
-
-    def watched(x, *args):
-        seen.append(StorageWeakRef(x.untyped_storage()))
-        return plain(x, *args)
-
-    monkeypatch.setattr(ops, "chain_keep", watched)
-    args, how = inputs(Over.COLUMNS), how_of(Over.COLUMNS, act, 0.5)
-    outs = chain_products(args[0] * 2, *args[1:], how, FEW, tensors((OUT, COLUMNS)), [None])
-    assert len(seen) == 1 and seen[0].expired() and outs[0].requires_grad
+def test_rows_die_behind_products(act):
+    args, settings = inputs(Over.COLUMNS), settings_of(Over.COLUMNS, act, 0.5)
+    h = args[0] * 2
+    held = StorageWeakRef(h.untyped_storage())
+    outs = epilogue_products(h, *args[1:], settings, FEW, tensors((OUT, COLUMNS)), [None])
+    del h
+    assert held.expired() and outs[0].requires_grad
 
 
 # One after the other --------------------------------------------------------------------------------------------
 
 
-def steps(x, args, act, p, plan):
+def steps(x, args, act, p, saving):
     """Norm, activation and dropout by separate calls."""
-    h = chain(x, *args[1:], how_of(Over.COLUMNS, 0), plan)[0]
+    h = epilogue(x, *args[1:], settings_of(Over.COLUMNS, 0), saving)[0]
     if act == 1:
-        h = keeping.relu_dropout(h, 0.0, 0)
+        h = epilogues.relu_dropout(h, 0.0, 0)
     elif act:
-        h = chain(h, *[None] * 4, how_of(Over.NOTHING, act), plan)[0]
-    return keeping.dropout(h, p, 7) if p else h
+        h = epilogue(h, *[None] * 4, settings_of(Over.NOTHING, act), saving)[0]
+    return epilogues.dropout(h, p, 7) if p else h
 
 
 @pytest.mark.parametrize("act", LINEAR)
 @pytest.mark.parametrize("p", [0.0, 0.5])
-def test_separate_calls_share_one_stash(act, p):
+def test_separate_calls_share_what_is_saved(act, p):
     args, (weight,) = parameters(Over.COLUMNS), map(nn.Parameter, tensors((OUT, COLUMNS), seed=3))
-    leaves, how = [*args[:3], weight], how_of(Over.COLUMNS, act, p)
+    leaves, settings = [*args[:3], weight], settings_of(Over.COLUMNS, act, p)
     bits = ROWS * COLUMNS // 8 if act else 0
-    found = kept_by(lambda: products(steps(args[0] * 1, args, act, p, FEW), [weight], [None], FEW)[0])
+    found = saved_by(lambda: products(steps(args[0] * 1, args, act, p, FEW), [weight], [None], FEW)[0])
     assert found == FEW.values.nbytes((ROWS, COLUMNS)) + bits
-    exact = torch.autograd.grad(dots([ops.linear(ops.norm_act(*args, *how)[0], weight)]), leaves)
-    plan = plan_with(EXACT)
-    outs = products(steps(args[0], args, act, p, plan), [weight], [None], plan)
+    exact = torch.autograd.grad(dots([ops.linear(ops.norm_act(*args, *settings)[0], weight)]), leaves)
+    saving = saving_by(EXACT)
+    outs = products(steps(args[0], args, act, p, saving), [weight], [None], saving)
     for grad, truth in zip(torch.autograd.grad(dots(outs), leaves), exact, strict=True):
         assert float((grad - truth).norm()) <= 1e-5 * float(truth.norm()) + 1e-6
 
 
-def test_what_is_not_linear_in_the_stash_has_no_mark():
-    """Two activations, two dropouts, smooth activations: a product behind them keeps its own rows."""
-    args = inputs(Over.COLUMNS)
-    normed = chain(*args, how_of(Over.COLUMNS, 1, 0.5), FEW)[0]
-    assert isinstance(mark_of(normed), Stash)
-    assert mark_of(keeping.relu_dropout(normed, 0.0, 0)) is None
-    assert mark_of(chain(normed, *[None] * 4, how_of(Over.NOTHING, 2), FEW)[0]) is None
-    assert mark_of(chain(*args, how_of(Over.COLUMNS, 3), FEW)[0]) is None
-    dropped = keeping.dropout(chain(*args, how_of(Over.COLUMNS, 2), FEW)[0], 0.5, 3)
-    assert isinstance(mark_of(dropped), Stash) and mark_of(keeping.dropout(dropped, 0.5, 4)) is None
-    assert mark_of(keeping.relu_dropout(args[0] * 1, 0.5, 3)) is None
-    assert mark_of(normed * 1) is None and mark_of(normed.view_as(normed)) is None
+def saved_behind(function):
+    """The bytes that a product adds to those that `function` saves."""
+    (weight,) = map(nn.Parameter, tensors((OUT, COLUMNS)))
+    both = saved_by(lambda: products(function(), [weight], [None], FEW))
+    return both - saved_by(function)
+
+
+def test_products_behind_what_is_not_linear_in_the_codes_save_their_own_rows():
+    """Two activations, two dropouts, smooth activations, and views and results of other ops."""
+    args, own = parameters(Over.COLUMNS), FEW.rows.nbytes((ROWS, COLUMNS))
+
+    def normed(act, p=0.0):
+        return epilogue(args[0] * 1, *args[1:], settings_of(Over.COLUMNS, act, p), FEW)[0]
+
+    def dropped():
+        return epilogues.dropout(normed(2), 0.5, 3)
+
+    assert saved_behind(lambda: normed(1, 0.5)) == saved_behind(dropped) == 0
+    assert saved_behind(lambda: epilogues.relu_dropout(normed(1, 0.5), 0.0, 0)) == own
+    assert saved_behind(lambda: epilogue(normed(1), *[None] * 4, settings_of(Over.NOTHING, 2), FEW)[0]) == own
+    assert saved_behind(lambda: normed(3)) == own
+    assert saved_behind(lambda: epilogues.dropout(dropped(), 0.5, 4)) == own
+    assert saved_behind(lambda: epilogues.relu_dropout(args[0] * 1, 0.5, 3)) == own
+    assert saved_behind(lambda: normed(1) * 1) == own
+    assert saved_behind(lambda: normed(1).view(ROWS, COLUMNS)) == own
 
 
 @pytest.mark.parametrize("second", ["relu", "leaky_relu", "dropout", "gelu"])
-def test_chains_of_chains_have_the_right_gradients(second):
+def test_an_epilogue_after_an_epilogue_has_the_right_gradients(second):
     args, (weight,) = inputs(Over.COLUMNS), tensors((OUT, COLUMNS), seed=3)
-    leaves, plan, first = [*args[:3], weight], plan_with(EXACT), how_of(Over.COLUMNS, 1, 0.5)
-    how = (
-        how_of(Over.NOTHING, 0, 0.5)._replace(seed=8)
+    leaves, saving, first = [*args[:3], weight], saving_by(EXACT), settings_of(Over.COLUMNS, 1, 0.5)
+    settings = (
+        settings_of(Over.NOTHING, 0, 0.5)._replace(seed=8)
         if second == "dropout"
-        else how_of(Over.NOTHING, ACTIVATIONS.index(second))
+        else settings_of(Over.NOTHING, ACTIVATIONS.index(second))
     )
-    exact = ops.linear(ops.norm_act(ops.norm_act(*args, *first)[0], *[None] * 4, *how)[0], weight)
-    h = chain(*args, first, plan)[0]
-    h = keeping.dropout(h, 0.5, 8) if second == "dropout" else chain(h, *[None] * 4, how, plan)[0]
-    (got,) = products(h, [weight], [None], plan)
+    exact = ops.linear(ops.norm_act(ops.norm_act(*args, *first)[0], *[None] * 4, *settings)[0], weight)
+    h = epilogue(*args, first, saving)[0]
+    h = epilogues.dropout(h, 0.5, 8) if second == "dropout" else epilogue(h, *[None] * 4, settings, saving)[0]
+    (got,) = products(h, [weight], [None], saving)
     assert torch.equal(got, exact)
     near = 0.02 if second == "gelu" else 1e-5
     for grad, truth in zip(gradients(got, leaves), gradients(exact, leaves), strict=True):
@@ -305,23 +345,11 @@ def test_chains_of_chains_have_the_right_gradients(second):
 # Autograd -------------------------------------------------------------------------------------------------------
 
 
-PLANS = {
-    "kernels": FEW,
-    "formulas": plan_with(gs.RowInt8()),
-    "published": plan_with(gs.Uniform(bits=4, meta="bfloat16"), shared=False),
-}
-
-
-@pytest.fixture(params=PLANS)
-def plan(request):
-    return PLANS[request.param]
-
-
 @OVERS
-def test_two_backwards_agree_and_second_derivatives_are_refused(over, plan):
-    args = inputs(over)
+def test_two_backwards_agree_and_second_derivatives_are_refused(over, path):
+    (function, saving), args = path, inputs(over)
     leaves = leaves_of(args)
-    loss = dots([chain(*args, how_of(over, 1, 0.5), plan)[0].square()])
+    loss = dots([function(*args, settings_of(over, 1, 0.5), saving)[0].square()])
     first, again = (torch.autograd.grad(loss, leaves, retain_graph=True) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     grads = torch.autograd.grad(loss, leaves, create_graph=True)
@@ -334,21 +362,21 @@ def test_two_backwards_through_products_agree():
     """Backward writes over a gradient of its own making, never over what it was given."""
     args, weights = inputs(Over.COLUMNS), tensors((OUT, COLUMNS), (3, COLUMNS), seed=3)
     leaves = [*args[:3], *weights]
-    outs = chain_products(*args, how_of(Over.COLUMNS, 1, 0.5), FEW, weights, [None, None])[:2]
+    outs = epilogue_products(*args, settings_of(Over.COLUMNS, 1, 0.5), FEW, weights, [None, None])[:2]
     douts = [torch.randn_like(out) for out in outs]
     before = [dout.clone() for dout in douts]
     first, again = (torch.autograd.grad(outs, leaves, douts, retain_graph=True) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip((*first, *douts), (*again, *before), strict=True))
 
 
-def test_same_codes_for_any_number_of_threads(plan):
-    args = inputs(Over.COLUMNS)
+def test_same_codes_for_any_number_of_threads(path):
+    (function, saving), args = path, inputs(Over.COLUMNS)
     found = []
     for threads in (1, 8):
         torch.set_num_threads(threads)
         seeded(0)
-        found.append(gradients(chain(*args, how_of(Over.COLUMNS, 1), plan)[0], args[:3]))
-    if plan is FEW:  # the formulas are torch's, whose sums depend on its threads
+        found.append(gradients(function(*args, settings_of(Over.COLUMNS, 1), saving)[0], args[:3]))
+    if saving is FEW:  # the formulas are torch's, whose sums depend on its threads
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
@@ -357,15 +385,15 @@ def test_same_codes_for_any_number_of_threads(plan):
 def test_not_a_number_shows_in_the_gradient(over):
     args, (weight,) = inputs(over), tensors((OUT, COLUMNS), seed=3)
     args[0].data[3, 2] = torch.nan
-    outs = chain_products(*args, how_of(over), FEW, [weight], [None])
+    outs = epilogue_products(*args, settings_of(over), FEW, [weight], [None])
     dx, dnorm, _, dweight = torch.autograd.grad(dots(outs[:1]), [*args[:3], weight])
     assert dnorm[2].isnan() and dweight[:, 2].isnan().all()
     assert over == Over.FIXED or dx[3, 2].isnan()
 
 
-def test_a_parameter_changed_in_place_is_noticed(plan):
-    args = inputs(Over.COLUMNS)
-    loss = dots([chain(*args, how_of(Over.COLUMNS), plan)[0]])
+def test_a_parameter_changed_in_place_is_noticed(path):
+    (function, saving), args = path, inputs(Over.COLUMNS)
+    loss = dots([function(*args, settings_of(Over.COLUMNS), saving)[0]])
     with torch.no_grad():
         args[1].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -378,7 +406,7 @@ def test_only_what_is_asked_for():
         every = [*args[:3], weight]
         for k, leaf in enumerate(every):
             leaf.requires_grad_(k in wanted)
-        how, asked = how_of(Over.COLUMNS, 1, 0.5), [every[k] for k in wanted]
-        exact = gradients(ops.linear(ops.norm_act(*args, *how)[0], weight), asked)
-        got = gradients(chain_products(*args, how, plan_with(EXACT), [weight], [None])[0], asked)
+        settings, asked = settings_of(Over.COLUMNS, 1, 0.5), [every[k] for k in wanted]
+        exact = gradients(ops.linear(ops.norm_act(*args, *settings)[0], weight), asked)
+        got = gradients(epilogue_products(*args, settings, saving_by(EXACT), [weight], [None])[0], asked)
         torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-4)

@@ -1,26 +1,29 @@
-"""GAT and GATv2 that keep few bits: the same outputs, gradients right on average, and nothing large kept."""
+"""GAT and GATv2 that save few bits: the same outputs, gradients right on average, and nothing large saved."""
 
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric import nn as pyg
 
 import gossamer as gs
 from gossamer import measure, ops
-from gossamer.activations import attention, gatv2, plan
-from gossamer.activations.attention import Setting, gat_sum
-from gossamer.activations.gatv2 import gatv2_sum
-from gossamer.activations.linear import known_product
-from gossamer.layers.attention import weight_of_terms
+from gossamer.aggregate import Adjacency
+from gossamer.engine.attention import weight_of_terms
+from gossamer.engine.saved import gatv2
+from gossamer.engine.saved.gat import SPAN, Setting, gat_sum
+from gossamer.engine.saved.products import known_product
+from gossamer.engine.saved.source import source_of
 from support.codecs import Identity
 from support.graphs import random_graph
-from support.tensors import tensors
+from support.saved import saving_by
+from support.tensors import seeded, tensors
 from support.traces import nodes_of
 from support.unbiased import assert_unbiased, moments
 
@@ -28,8 +31,12 @@ NODES, HEADS, WIDTH = 60, 2, 9
 FEW = gs.Recipe(activations=gs.Blockwise(bits=2))
 
 
-def setting_of(codec, drop=None, shared=True):
-    return Setting(0.2, drop, plan.Plan(codec, codec, codec, 8, codec, shared))
+def setting_of(codec, drop=None):
+    return Setting(0.2, drop, saving_by(codec))
+
+
+def edges_of(graph):
+    return Adjacency(graph).edges
 
 
 def dots(h, att):
@@ -39,7 +46,11 @@ def dots(h, att):
 def gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, setting):
     with torch.no_grad():
         terms = dots(h_src, att_src), None if h_dst is None else dots(h_dst, att_dst)
-    return gat_sum(graph, h_src, h_dst, (att_src, att_dst), (*terms, a_edge), bias, setting)
+    return gat_sum(graph, edges_of(graph), h_src, h_dst, (att_src, att_dst), (*terms, a_edge), bias, setting)
+
+
+def gatv2_sum(graph, *inputs):
+    return gatv2.gatv2_sum(graph, edges_of(graph), *inputs)
 
 
 def plain_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, setting):
@@ -87,7 +98,7 @@ def arguments(name):
     return (x, edge_index, attr) if "edges" in name else (x, edge_index)
 
 
-def keeps_few(out):
+def saves_few(out):
     return bool({"_GatSumBackward", "_Gatv2SumBackward"} & nodes_of(out))
 
 
@@ -110,28 +121,30 @@ def layer(request):
 def test_outputs_are_the_same_bits(layer):
     conv, args = layer  # x requires grad, so that the product before draws noise, and masks must not change by it
     whole, few = (run(conv, args, recipe)[0] for recipe in (gs.Recipe(), FEW))
-    assert keeps_few(few) and not keeps_few(whole)
+    assert saves_few(few) and not saves_few(whole)
     assert torch.equal(whole, few)
 
 
-def test_gradients_of_layers_with_a_codec_that_keeps_everything(layer, monkeypatch):
+@pytest.mark.parametrize("bits", [2, 8])
+def test_gradients_of_layers_from_codes_that_lose_nothing(layer, bits):
+    """Below eight bits the gradients of GAT's atts have codes of their own."""
     conv, args = layer
     out, exact = run(conv, args, gs.Recipe())
-    monkeypatch.setattr(plan, "of", lambda module: setting_of(Identity()).plan)  # for the attention; products stay
-    kept, grads = run(conv, args, gs.Recipe())
-    assert keeps_few(kept) and torch.equal(out, kept)
+    lossless = gs.Blockwise(bits=bits, block=1, meta="float32")  # a block of one element is its zero
+    few, grads = run(conv, args, gs.Recipe(activations=lossless))
+    assert saves_few(few) and torch.equal(out, few)
     for grad, truth in zip(grads, exact, strict=True):
         assert (grad is None) == (truth is None)
         if truth is not None:
             torch.testing.assert_close(grad, truth, rtol=1e-4, atol=1e-5 * float(truth.abs().max()))
 
 
-def test_nothing_as_large_as_rows_or_weights_is_kept(layer):
+def test_nothing_as_large_as_rows_or_weights_is_saved(layer):
     conv, args = layer
     gs.lighten_(conv, FEW)
     with measure.kept(exclude=[conv, args]) as account:
         out = conv(*args)
-    assert keeps_few(out)
+    assert saves_few(out)
     floats = [t.shape for t in account.tensors if t.dtype.is_floating_point and t.bytes >= 4 * NODES * HEADS]
     terms = [(NODES, HEADS)] * 2 if isinstance(conv, pyg.GATConv) else []
     edges = 300 + NODES - int((args[1][0] == args[1][1]).sum())
@@ -141,16 +154,16 @@ def test_nothing_as_large_as_rows_or_weights_is_kept(layer):
         allowed.remove(shape)
 
 
-def test_the_present_path_where_few_bits_do_not_apply():
+def test_floats_are_saved_where_few_bits_do_not_apply():
     conv, (x, edge_index) = LAYERS["gat"](), arguments("gat")
     gs.lighten_(conv, FEW)
-    assert keeps_few(conv(x, edge_index))
+    assert saves_few(conv(x, edge_index))
     out, (_, weights) = conv(x, edge_index, return_attention_weights=True)
-    assert not keeps_few(out) and weights.requires_grad
+    assert not saves_few(out) and weights.requires_grad
     with torch.no_grad():
         assert conv(x, edge_index).grad_fn is None
     small = conv(x[:50], edge_index[:, (edge_index < 50).all(0)])
-    assert not keeps_few(small)  # fewer than 1024 elements
+    assert not saves_few(small)  # fewer than 1024 elements
     conv.requires_grad_(False)
     assert conv(x.detach(), edge_index).grad_fn is None
 
@@ -175,7 +188,7 @@ def test_gradcheck_gat(rows, edges, bits):
 
 @pytest.mark.parametrize("same", [True, False])
 def test_gradcheck_gat_with_terms_of_their_own(same):
-    """Terms that are products of the data behind the rows: they get da, and nothing is kept of h for datt."""
+    """Terms that are products of the input behind the rows: they get da, and nothing is saved of h for datt."""
     graph, setting = random_graph(9, 9, 24), setting_of(Identity(), (0.3, 11))
     x, y, *leaves = tensors((9, 4), (9, 4), (6, 4), (1, 2, 3), (1, 2, 3), dtype=torch.float64)
     x, y = x.detach(), x.detach() if same else y.detach()
@@ -183,8 +196,12 @@ def test_gradcheck_gat_with_terms_of_their_own(same):
     def function(weight, att_src, att_dst):
         h_src, h_dst = x @ weight.t(), y @ weight.t()
         given = (x, att_src, h_src), (y, att_dst, h_dst)
-        own = [known_product(x, weight_of_terms(weight, att), dots(h, att), setting.plan) for x, att, h in given]
-        return gat_sum(graph, h_src, h_src if same else h_dst, (None, None), (*own, None), None, setting)
+        own = [
+            known_product(x, weight_of_terms(weight, att), dots(h, att), source_of(x, setting.saving))
+            for x, att, h in given
+        ]
+        h_dst = h_src if same else h_dst
+        return gat_sum(graph, edges_of(graph), h_src, h_dst, (None, None), (*own, None), None, setting)
 
     assert torch.autograd.gradcheck(function, tuple(leaves), fast_mode=True)
 
@@ -203,7 +220,7 @@ def test_gradcheck_gatv2(same):
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,), (5,), (2, 3), (0, 5)])
 def test_only_what_is_asked_for(wanted):
-    """Any part may be frozen; with the bias alone nothing is kept."""
+    """Any part may be frozen; with the bias alone nothing is saved."""
     graph = random_graph(NODES, NODES, 300)
     inputs = [t.requires_grad_(k in wanted) for k, t in enumerate(gat_inputs(graph))]
     leaves, setting = [inputs[k] for k in wanted], setting_of(Identity(), (0.3, 11))
@@ -226,8 +243,8 @@ def test_unbiased_gat(codec, same):
     assert_unbiased(lambda: torch.autograd.grad(gat(graph, h_src, h_dst, *rest, setting), leaves, dout), exact, 300)
 
 
-def test_unbiased_gat_in_a_layer_on_data():
-    """One draw of h alone is kept: datt comes from the data, exactly but for da."""
+def test_unbiased_gat_in_a_layer_on_input_that_needs_no_gradient():
+    """One draw of h alone is saved: datt comes from the input, exactly but for da."""
     conv, (x, edge_index) = pyg.GATConv(12, WIDTH, HEADS), arguments("gat")
     x = x.detach()
     exact = run(conv, (x, edge_index), gs.Recipe())[1]
@@ -247,15 +264,13 @@ def test_gatv2_is_biased_no_more_than_documented():
     assert float(found[0][1].sum()) > 0
 
 
-# What is kept ---------------------------------------------------------------------------------------------------
+# What is saved --------------------------------------------------------------------------------------------------
 
 
-def call(kind):
+def call(kind, nodes=NODES):
     """A function that sums the neighbours of rows, rows for it, and its other leaves."""
-    graph, setting = (
-        random_graph(NODES, NODES, 300),
-        setting_of(gs.Blockwise(bits=2 if kind == "gat" else 8), (0.3, 11)),
-    )
+    graph = random_graph(nodes, nodes, 5 * nodes)
+    setting = setting_of(gs.Blockwise(bits=2 if kind == "gat" else 8), (0.3, 11))
     h, _, *atts, a_edge, bias = map(nn.Parameter, gat_inputs(graph))
     if kind == "gat":
         return lambda h: gat(graph, h, h, *atts, a_edge, bias, setting), h, [*atts, a_edge, bias]
@@ -278,7 +293,7 @@ def test_backward_twice_gives_the_same_and_second_derivatives_are_refused(kind):
         grads[0].square().sum().backward()
 
 
-def test_bytes_kept_by_gat():
+def test_bytes_saved_by_gat():
     graph, shape = random_graph(NODES, NODES, 300), (NODES, HEADS * WIDTH)
     x, weight = tensors((NODES, 12), (HEADS * WIDTH, 12))
     _, _, *atts, a_edge, bias = map(nn.Parameter, gat_inputs(graph))
@@ -291,12 +306,12 @@ def test_bytes_kept_by_gat():
         assert out.requires_grad
         conv = pyg.GATConv(12, WIDTH, HEADS, add_self_loops=False)
         gs.lighten_(conv, gs.Recipe(activations=codec))
-        with measure.kept(exclude=[x, conv, graph]) as account:  # of data: one draw, and att W by head
+        with measure.kept(exclude=[x, conv, graph]) as account:  # input without gradient: one draw, and att W by head
             out = conv(x.detach(), graph)
         assert account.bytes == codec.nbytes(shape) + terms + 4 * 2 * HEADS * 12
 
 
-def test_bytes_kept_by_gatv2():
+def test_bytes_saved_by_gatv2():
     graph, codec = random_graph(NODES, NODES, 300), gs.Blockwise(bits=8)
     h, g, att, bias = (nn.Parameter(t) for t in tensors((NODES, 18), (NODES, 18), (HEADS, WIDTH), (18,)))
     for other, count in ((g, 2), (h, 1)):
@@ -305,41 +320,41 @@ def test_bytes_kept_by_gatv2():
         assert account.bytes == count * codec.nbytes(h.shape) and out.requires_grad
 
 
-@KINDS
-def test_rows_and_weights_die_after_forward(kind, monkeypatch):
-    seen = []
+class Storages(TorchDispatchMode):
+    """The storages of all floats that ops of ours took or gave, from so many elements on."""
 
-    def watch(name):
-        plain = getattr(ops, name)
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.seen = least, set()
 
-        def watched(*args, **named):
-            result = plain(*args, **named)
-            given = [*args, *named.values(), result if name == "dropout" else None]
-            seen.extend(
-                StorageWeakRef(t.untyped_storage()) for t in given if isinstance(t, torch.Tensor) and t.dim() > 1
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "gossamer":
+            floats = (
+                t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor) and t.is_floating_point()
             )
-            return result
+            self.seen |= {StorageWeakRef(t.untyped_storage()) for t in floats if t.numel() >= self.least}
+        return out
 
-        monkeypatch.setattr(ops, name, watched)
 
-    watch("spmm")
-    watch("dropout")
-    function, h, _ = call(kind)
-    out = function(h * 2)
-    assert len(seen) == 4 and all(ref.expired() for ref in seen)  # rows, weights, weights before and after dropout
+@KINDS
+def test_rows_and_weights_die_after_forward(kind):
+    function, h, leaves = call(kind)
+    with Storages(least=5 * NODES * HEADS) as storages:  # a number per edge and head
+        out = function(h * 2)
+    alive = {ref for ref in storages.seen if not ref.expired()}
+    assert len(storages.seen) - len(alive) >= 3  # rows, weights before and after dropout
+    assert alive <= {StorageWeakRef(t.untyped_storage()) for t in (out, *leaves)}
     assert out.requires_grad
 
 
 @KINDS
-def test_threads_make_no_difference(kind, monkeypatch):
-    monkeypatch.setattr(attention, "SPAN", 7)
-    function, h, leaves = call(kind)
+def test_threads_make_no_difference(kind):
+    function, h, leaves = call(kind, nodes=2 * SPAN + 100)
     results = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        seeds = iter(range(9))
-        for module in (attention, gatv2):
-            monkeypatch.setattr(module, "draw_seed", partial(next, seeds))
+        seeded(0)
         results.append(torch.autograd.grad(function(h).square().sum(), [h, *leaves]))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 

@@ -1,4 +1,4 @@
-"""Whole models whose activations are kept in few bits: the outputs of float32, and gradients right on average."""
+"""Whole models whose activations are saved in few bits: the outputs of float32, and gradients right on average."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import measure, native, ops
-from gossamer.activations import stash
+from gossamer import measure, native
 from support.codecs import EXACT
 from support.paths import forced
+from support.planted import planted
 from support.saved import dots
 from support.tensors import seeded, tensors
+from support.traces import Calls
 from support.unbiased import assert_unbiased
 
 NODES, IN, HIDDEN, OUT = 130, 12, 16, 9  # so that every tensor has the 1024 elements from which codecs are worth it
@@ -28,9 +29,10 @@ LOSSLESS = gs.Recipe(activations=EXACT)
 
 
 @pytest.fixture(autouse=True)
-def _small_tensors_take_fused_ops():
+def fused_from(request):
+    """Elements from which float32 takes fused ops: one, or None for as many as usual."""
     torch.manual_seed(0)
-    with forced(least=1):
+    with forced(least=getattr(request, "param", 1)):
         yield
 
 
@@ -91,8 +93,8 @@ def made(name):
     return MODELS[name]()
 
 
-def arguments(name, learnt=False):
-    x = tensors((NODES, IN), seed=2)[0].detach().requires_grad_(learnt)
+def arguments(name, needs_grad=False):
+    x = tensors((NODES, IN), seed=2)[0].detach().requires_grad_(needs_grad)
     if "mlp" in name or name == "sequence":
         return (x,)
     return x, torch.randint(0, NODES, (2, 600), generator=torch.Generator().manual_seed(1))
@@ -113,9 +115,9 @@ def run(model, args, seed=5):
 
 
 def assert_near(actual, expected):
-    """Products behind a chain are our own, others the BLAS library's: the same terms, summed in another order.
+    """Products behind an epilogue are our own, others the BLAS library's: the same terms, summed in another order.
 
-    Of an x that requires grad sums of products are kept, not products of sums: another rounding, too.
+    Of an x that requires grad x is saved and products are summed, not sums multiplied: another rounding, too.
     """
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
@@ -147,9 +149,9 @@ def test_outputs_are_those_of_float32(name, recipe):
 @pytest.mark.skipif(native.library is None, reason="without kernels float32 is torch's own")
 @pytest.mark.parametrize("nodes", [600, 8200])
 @pytest.mark.parametrize("kind", ["gcn", "gcn, layer norm", "sage"])
-def test_outputs_at_the_sizes_where_float32_is_fused_and_where_not(kind, nodes, monkeypatch):
+@pytest.mark.parametrize("fused_from", [None], indirect=True)
+def test_outputs_at_the_sizes_where_float32_is_fused_and_where_not(kind, nodes):
     """Below 2^17 elements torch's norms run without compression, which round elsewhere; dropout masks are the same."""
-    monkeypatch.undo()
     x, edge_index = tensors((nodes, IN))[0].detach(), torch.randint(0, nodes, (2, 5 * nodes))
     outs = []
     for recipe in ("float32", "exact-int2"):
@@ -160,16 +162,15 @@ def test_outputs_at_the_sizes_where_float32_is_fused_and_where_not(kind, nodes, 
 
 
 def test_gradients_from_codes_that_lose_nothing(name):
-    """Shared stashes and SAGE's one tensor are the plain forms; derivatives of smooth activations have eight bits."""
+    """What epilogues and products share changes nothing; derivatives of smooth activations have eight bits."""
     model = made(name)
-    for learnt in (False, True):
-        args = arguments(name, learnt)
+    for needs_grad in (False, True):
+        args = arguments(name, needs_grad)
         (out, exact), (few, grads) = (run(lightened(model, r), args) for r in ("float32", LOSSLESS))
         assert_near(few, out)
         near = 0.05 if any(word in name for word in SMOOTH) else 1e-5
-        top = max(
-            float(truth.norm()) for truth in exact
-        )  # a gradient that is zero mathematically is a sum that cancels
+        # a gradient that is zero mathematically is a sum that cancels
+        top = max(float(truth.norm()) for truth in exact)
         for grad, truth in zip(grads, exact, strict=True):
             assert float((grad - truth).norm()) <= near * float(truth.norm()) + 1e-6 * top
 
@@ -197,7 +198,7 @@ CONVS = {
 @pytest.mark.parametrize("kind", CONVS)
 @pytest.mark.parametrize("recipe", ["exact-int2", "exact-int2-published"])
 def test_convolutions_are_unbiased(kind, recipe):
-    conv, args = CONVS[kind](), arguments("gcn", learnt=True)
+    conv, args = CONVS[kind](), arguments("gcn", needs_grad=True)
     leaves = [*conv.parameters(), args[0]]
     exact = torch.autograd.grad(dots([conv(*args)]), leaves)
     gs.lighten_(conv, recipe)
@@ -205,15 +206,15 @@ def test_convolutions_are_unbiased(kind, recipe):
 
 
 @pytest.mark.parametrize("kind", [k for k in CONVS if "sage" in k])
-def test_sage_keeps_one_tensor(kind):
-    conv, args = CONVS[kind](), arguments("gcn", learnt=True)
+def test_sage_saves_one_tensor(kind):
+    conv, args = CONVS[kind](), arguments("gcn", needs_grad=True)
     gs.lighten_(conv, "exact-int2")
     with measure.kept(exclude=[conv]) as account:
         out = conv(args[0] * 1, args[1])
     assert account.bytes == gs.Blockwise(bits=2).nbytes((NODES, IN)) and out.requires_grad
 
 
-def test_dropout_of_data_costs_nothing_and_is_exact():
+def test_dropout_of_input_that_needs_no_gradient_costs_nothing_and_is_exact():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -233,37 +234,33 @@ def test_dropout_of_data_costs_nothing_and_is_exact():
         torch.testing.assert_close(grad, truth, rtol=1e-5, atol=1e-5)
 
 
-# The stock path -------------------------------------------------------------------------------------------------
+# Where nothing is saved in few bits -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_codes(monkeypatch):
-    """Keeping anything by a codec is an error."""
-
-    def refuse(*args, **named):
-        raise AssertionError("kept in few bits")
-
-    for where, what in ((ops, "chain_keep"), (ops, "pack"), (stash, "source_of")):
-        monkeypatch.setattr(where, what, refuse)
-    for codec in (gs.Blockwise, gs.Uniform, gs.Projected):
-        monkeypatch.setattr(codec, "encode", refuse)
+def encodes(function, *args):
+    """Whether an op that encodes ran, and the result of `function`."""
+    with Calls() as calls:
+        out = function(*args)
+    return bool({"pack", "pack_fixed", "chain_keep"} & set(calls.names)), out
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_without_gradients_nothing_is_kept(name, training, no_codes):
+def test_without_gradients_nothing_is_encoded(name, training):
     model, args = made(name).train(training), arguments(name)
     outs = []
     for recipe in ("float32", "exact-int2", "exact-int2-published"):
+        assert encodes(lightened(model, recipe), *args)[0] == (recipe != "float32")
         torch.manual_seed(5)
         with torch.no_grad():
-            outs.append(lightened(model, recipe)(*args))
-        assert outs[-1].grad_fn is None
+            encoded, out = encodes(lightened(model, recipe), *args)
+        assert not encoded and out.grad_fn is None
+        outs.append(out)
     assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
 
 
 def test_evaluation_with_gradients(name):
     """Fixed statistics, no dropout: the same outputs, and gradients from codes that lose nothing."""
-    model, args = made(name).eval(), arguments(name, learnt=True)
+    model, args = made(name).eval(), arguments(name, needs_grad=True)
     (out, exact), (few, grads) = (run(lightened(model, r), args) for r in ("float32", LOSSLESS))
     assert_near(few, out)
     near = 0.05 if any(word in name for word in SMOOTH) else 1e-5
@@ -272,17 +269,47 @@ def test_evaluation_with_gradients(name):
         assert float((grad - truth).norm()) <= near * float(truth.norm()) + 1e-6 * top
 
 
-def test_small_tensors_are_kept_whole(no_codes):
+def assert_whole(model, args):
+    """Nothing is encoded, and gradients are those of the float32 recipe."""
+    encoded, (_, grads) = encodes(run, model, args)
+    assert not encoded
+    torch.testing.assert_close(grads, run(lightened(model, "float32"), args)[1], rtol=1e-4, atol=1e-5)
+
+
+def test_small_tensors_are_saved_whole():
     """Fewer than 1024 elements are not worth a codec."""
-    model = lightened(made("gcn"), "exact-int2")
     x, edge_index = arguments("gcn")
-    assert model(x[:60], edge_index % 60).requires_grad
+    assert_whole(lightened(made("gcn"), "exact-int2"), (x[:60], edge_index % 60))
 
 
-def test_restored(no_codes):
-    model, args = lightened(made("sage"), "exact-int2"), arguments("sage")
+def test_restored():
+    model = lightened(made("sage").eval(), "exact-int2")  # without dropout, as torch's masks are others
     gs.restore_(model)
-    assert model(*args).requires_grad
+    assert_whole(model, arguments("sage"))
+
+
+# Projections ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compute", [gs.Float32(), gs.Int8()], ids=["float32", "int8"])
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gin", "gat", "mlp"])
+@pytest.mark.parametrize("norm", ["batch_norm", None])
+def test_models_whose_operands_are_projected_train(kind, norm, compute):
+    """Without a norm an epilogue has nothing to save but its result, which is an operand."""
+    kinds = {"gcn": pyg.GCN, "sage": pyg.GraphSAGE, "gin": pyg.GIN, "gat": pyg.GAT}
+    x, edge_index, y = planted()
+    sizes, named = (x.size(1), HIDDEN, 3, int(y.max()) + 1), {"dropout": 0.1, "norm": norm}
+    args = (x,) if kind == "mlp" else (x, edge_index)
+    model = pyg.MLP([sizes[0], HIDDEN, HIDDEN, sizes[-1]], **named) if kind == "mlp" else kinds[kind](*sizes, **named)
+    gs.lighten_(model, gs.Recipe(compute=compute, activations=gs.Projected(ratio=2, then=gs.Blockwise(bits=4))))
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(*args), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
 # Autograd -------------------------------------------------------------------------------------------------------
@@ -303,7 +330,7 @@ def test_two_backwards_agree_and_second_derivatives_are_refused(name, recipe):
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing(name, reentrant):
     """The second run draws the masks of the first."""
-    model, args = made(name), arguments(name, learnt=True)
+    model, args = made(name), arguments(name, needs_grad=True)
     out, exact = run(lightened(model, "float32"), args)
     light = lightened(model, LOSSLESS)
     seeded(5)
@@ -320,7 +347,7 @@ def test_checkpointing(name, reentrant):
 @pytest.mark.parametrize("recipe", ["exact-int2", "exact-int4"])
 def test_not_a_number_shows_in_the_gradient(name, recipe):
     """Or stops the run in forward, where attention's codec finds it."""
-    model, args = lightened(made(name), recipe), arguments(name, learnt=True)
+    model, args = lightened(made(name), recipe), arguments(name, needs_grad=True)
     args[0].data[7, 3] = torch.nan
     if name.startswith("gat"):
         with pytest.raises(ValueError, match="must be finite to be encoded"):
@@ -362,7 +389,7 @@ def saved(model):
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, pickled, saved])
-def test_copies_keep_their_recipe(name, again):
+def test_copies_have_the_same_recipe(name, again):
     model, args = lightened(made(name), "exact-int2"), arguments(name)
     twin = again(model)
     for a, b in zip(run(model, args)[1], run(twin, args)[1], strict=True):
@@ -389,7 +416,7 @@ def test_frozen_parts():
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
 def test_hooked_modules_are_called(part, kind):
     """Someone listens to one part, so that it is not fused: outputs and gradients stay."""
-    args, model, heard = arguments("sage", learnt=True), made("sage"), []
+    args, model, heard = arguments("sage", needs_grad=True), made("sage"), []
     out, exact = run(lightened(model, "float32"), args)
     light = lightened(model, LOSSLESS)
     getattr(light.get_submodule(part), f"register_{kind}")(lambda *given: heard.append(part))
