@@ -7,11 +7,10 @@ import torch
 
 from gossamer import native
 from gossamer.ops import IMPLEMENTED, OPS
+from support.paths import needs_native
 from support.processes import run_python
 
 LEVELS = ["baseline", "avx2", "avx512", "avx512vnni"]
-
-needs_native = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
 
 
 @needs_native

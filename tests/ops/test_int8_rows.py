@@ -29,6 +29,7 @@ from support.epilogue import PLAIN, cases, codec, keep, optimal, settings
 from support.int8_ops import SHAPES, WIDTHS, factor_of, factors, operands
 from support.norm_act import OVER, inputs
 from support.paths import forced, needs_native
+from support.spmm import constant, varying
 from support.tensors import SEEDS, codes_of, rand, special_rows, strided, unaligned
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer.ops import OPS, chain_backward, kept_products, kept_rows, norm_act
+from gossamer.ops import OPS, chain_backward, kept_codes, kept_products, norm_act
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.chain_backward import gradient
 from gossamer.ops.dropout import kept as survivors

@@ -27,6 +27,7 @@ from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.chain_keep import kept_of
 from gossamer.ops.norm_act import Over
 from support.compare import on_baseline, same_bits
+from support.spmm import NO_TRANSPOSE
 from support.tensors import codes_of, rand
 
 NUMEL = 2**23 + 2**17  # more than 2^23 floats, and not a power of two
@@ -143,7 +144,7 @@ def test_parts_equal_the_reference(name):
     if name == "spmm":
         edge = (rows.unsqueeze(1) == graph().edge_index[1]).nonzero()[:, 1]
         rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), graph().degree[rows].cumsum(0)])
-        args = (rowptr, graph().col[edge], None, None, None, rand(1000, COLUMNS), None, 0.0, *[None] * 5)
+        args = (rowptr, graph().col[edge], None, None, None, rand(1000, COLUMNS), *NO_TRANSPOSE)
     elif name == "int8_linear":
         args = (codes()[rows], rand(ROWS)[rows], codes()[:COLUMNS], rand(COLUMNS), None)
     else:

@@ -10,23 +10,8 @@ from gossamer import Graph
 from gossamer.ops import OPS, spmm
 from support import graphs
 from support.compare import assert_sums_agree, on_baseline, random_cotangent, same_bits, with_gradients
-from support.spmm import ENDS
+from support.spmm import DIAGONALS, ENDS, constant, varying
 from support.tensors import rand
-
-
-def constant(number, nodes, dtype=torch.float32):
-    """One number for every node, expanded from one element."""
-    return torch.full((), number, dtype=dtype).expand(nodes)
-
-
-def varying(nodes, dtype=torch.float32):
-    """A number for each node, every third of them 0, with a stride."""
-    diagonal = rand(nodes, 2, seed=9).to(dtype)[:, 0]
-    diagonal[::3] = 0
-    return diagonal
-
-
-DIAGONALS = {"constant": functools.partial(constant, 1.7), "varying": varying}
 
 
 def run(graph, op, ends, scales=False, diagonal=varying):

@@ -11,7 +11,7 @@ from torch.library import opcheck
 from gossamer.ops import OPS, dequantize_rows, quantize_rows
 from support import graphs
 from support.compare import UNIT, assert_sums_agree, on_baseline, random_cotangent, same_bits, with_gradients
-from support.spmm import ENDS
+from support.spmm import DIAGONALS, ENDS, constant, varying
 from support.tensors import codes_of, rand
 
 
