@@ -87,8 +87,8 @@ def test_stochastic_rounding_is_unbiased():
     draws = [quantize_rows(x, seed) for seed in range(DRAWS)]
     step = draws[0][1].double().unsqueeze(1).expand_as(x).reshape(-1)
     codes = torch.stack([codes.view(-1) for codes, _ in draws])
-    x = x.double().view(-1)
-    assert_stochastic_rounding(codes.double() * step, x, *grid_levels(x, step, torch.zeros_like(step)))
+    flat = x.double().view(-1)
+    assert_stochastic_rounding(codes.double() * step, flat, *grid_levels(flat, step, torch.zeros_like(step)))
     assert (codes[:, x.view(-1).abs() == x.abs().amax(1, keepdim=True).expand_as(x).reshape(-1)].abs() == 127).all()
 
 
