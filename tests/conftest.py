@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 
 import pytest
 import torch
 from hypothesis import settings
+from torch_geometric.nn import sequential
 
 from gossamer import native
 from gossamer.measurement.machine import WITHOUT_AMX, amx_is_broken
 
 if amx_is_broken():  # torch's own products would end the process
     os.environ.update(WITHOUT_AMX)
+
+# PyG names the module that it generates for a Sequential by Python's random numbers, and takes an older one of that
+# name; tests, and hypothesis, set their seed again and again.
+sequential.random = random.Random(0)
 
 # The same examples in every run, so that a red test is the change's doing; HYPOTHESIS_PROFILE=default draws new ones.
 settings.register_profile("same", derandomize=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,45 +10,43 @@ from torch import Tensor
 from .tensors import seeded
 
 
-class Moments(NamedTuple):
-    """The mean over draws, and the variance of one draw, in float64."""
-
-    mean: Tensor
-    variance: Tensor
-
-
-def moments(draw: Callable[[], Sequence[Tensor]], count: int) -> list[Moments]:
-    """Of each tensor that `draw` returns, over `count` draws of noise."""
+def draws_of(draw: Callable[[], Sequence[Tensor]], count: int) -> list[Tensor]:
+    """[count, ...] in float64 for each tensor that `draw` returns; noise begins as in a new process."""
     seeded()
-    total: list[Tensor] = []
-    squares: list[Tensor] = []
-    for _ in range(count):
-        found = [tensor.detach().double() for tensor in draw()]
-        if not total:
-            total, squares = ([torch.zeros_like(t) for t in found] for _ in range(2))
-        for t, s, one in zip(total, squares, found, strict=True):
-            t += one
-            s += one.square()
-    means = [t / count for t in total]
-    return [Moments(m, (s / count - m.square()).clamp(min=0)) for m, s in zip(means, squares, strict=True)]
+    found = [[tensor.detach().double() for tensor in draw()] for _ in range(count)]
+    return [torch.stack(each) for each in zip(*found, strict=True)]
+
+
+def independent(draws: Tensor) -> float:
+    """As many independent numbers of one variance would scatter, squared and summed up, as these elements do.
+
+    (tr C)^2 / tr C^2 of their covariance C, whose eigenvalues are those of the draws' products with each other. There
+    are at most as many as draws, so that this is rather too small.
+    """
+    off = draws - draws.mean(0)
+    products = off @ off.t()  # [count, count]
+    return float(products.trace().square() / products.square().sum())
 
 
 def assert_unbiased(draw: Callable[[], Sequence[Tensor]], truth: Sequence[Tensor], count: int = 150) -> None:
     """The mean of many draws is the truth: each element, and all together, as near as their variance says.
 
-    A z-score per element: of 10,000 elements none is beyond 5.5 (probability 4e-8 each). Their squares sum up to the
-    number of elements; errors that share a row's noise are as good as a hundred independent ones, whose mean square
-    scatters by 0.14, so twice what is expected is seven standard deviations away. A bias as large as the noise of the
-    mean adds as much. A tensor that shows no noise equals the truth up to float32's rounding.
+    A z-score per element: of 10,000 elements none is beyond 5.5 (probability 4e-8 each). And the mean of their squares,
+    over what the variance says, is 1 with a standard deviation of sqrt(2 / n) for n independent elements: six of them
+    are allowed. Elements share the noise of their row, so n is measured. A bias as large as the noise of the mean adds
+    as much as the noise itself. A tensor that shows no noise equals the truth up to float32's rounding.
     """
     noisy = False
-    for (mean, variance), want in zip(moments(draw, count), truth, strict=True):
+    for draws, want in zip(draws_of(draw, count), truth, strict=True):
+        draws, want = draws.flatten(1), want.detach().double().flatten()
+        off, variance, rounding = draws.mean(0) - want, draws.var(0), 1e-6 * want.abs().max()
         # a number near a level may never have been rounded to its other neighbour, 2 sigma away: no variance seen
         unseen = 2 * 2 * variance.max().sqrt() / count
-        rounding = 1e-6 * want.double().abs().max()
-        z = (mean - want) / ((variance / count).sqrt() + unseen + rounding)
-        assert float(z.abs().max()) < 5.5, f"an element is off by {float(z.abs().max()):.1f} standard deviations"
-        squares = float((mean - want).square().mean() / (variance.mean() / count + rounding.square()))
-        assert squares < 2, f"the mean of {count} draws is off by {squares:.2f} times its variance"
-        noisy |= float(variance.sum()) > 1e-9 * float(want.double().square().sum())
+        z = float((off / ((variance / count).sqrt() + unseen + rounding)).abs().max())
+        assert z < 5.5, f"an element is off by {z:.1f} standard deviations"
+        if float(variance.sum()) > 1e-9 * float(want.square().sum()):
+            noisy = True
+            squares = float(off.square().mean() / (variance.mean() / count + rounding.square()))
+            most = 1 + 6 * (2 / independent(draws)) ** 0.5
+            assert squares < most, f"the mean is off by {squares:.2f} times its variance, more than {most:.2f}"
     assert noisy, "without noise nothing is tested"
