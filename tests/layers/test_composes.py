@@ -13,6 +13,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data
 
 import gossamer as gs
+from support.pyg_models import assert_same
 
 MODELS = {
     "gcn": lambda: pyg.GCN(12, 16, 2, 5, norm="batch_norm"),
@@ -160,7 +161,7 @@ class Twice(nn.Module):
         return x
 
 
-def test_a_module_used_twice(graph, paths, assert_same):
+def test_a_module_used_twice(graph, paths):
     assert_same(Twice(), *graph)
 
 
@@ -295,7 +296,7 @@ class OnGraphs(nn.Module):
 
 
 @pytest.mark.parametrize("pool", [pyg.global_mean_pool, pyg.global_add_pool, pyg.global_max_pool])
-def test_batches_of_graphs(pool, paths, assert_same):
+def test_batches_of_graphs(pool, paths):
     sizes = (3, 1, 7, 5, 2)  # one of them without edges
     batch = Batch.from_data_list(
         [Data(x=torch.randn(n, 12), edge_index=torch.randint(0, n, (2, 3 * n if n > 1 else 0))) for n in sizes]
@@ -303,7 +304,7 @@ def test_batches_of_graphs(pool, paths, assert_same):
     assert_same(OnGraphs(pool), batch.x.requires_grad_(), batch.edge_index, batch.batch)
 
 
-def test_pyg_sequential(graph, fused, assert_same):
+def test_pyg_sequential(graph, fused):
     model = pyg.Sequential(
         "x, edge_index",
         [(pyg.GCNConv(12, 8), "x, edge_index -> x"), nn.ReLU(), (pyg.SAGEConv(8, 5), "x, edge_index -> x")],

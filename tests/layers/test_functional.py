@@ -14,6 +14,7 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer import ops
 from gossamer.layers import functional
+from support.pyg_models import assert_same
 
 
 class Own(nn.Module):
@@ -50,7 +51,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *LEFT])
-def test_the_same_numbers(name, paths, assert_same):
+def test_the_same_numbers(name, paths):
     assert_same(Own((FUNCTIONS | LEFT)[name]), torch.randn(50, 12, requires_grad=True))
 
 

@@ -13,6 +13,7 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer import ops
 from gossamer.layers import chain, models
+from support.pyg_models import assert_same
 
 NORMS = {
     "none": lambda: None,
@@ -30,18 +31,18 @@ def sequence(*modules: nn.Module | None) -> nn.Sequential:
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_sequence(norm, act, paths, assert_same):
+def test_a_sequence(norm, act, paths):
     model = sequence(NORMS[norm](), ACTS[act](), nn.Dropout(0.0))
     assert_same(model, torch.randn(50, 12, requires_grad=True))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["norm", "act", "drop"])))
-def test_any_order(order, paths, assert_same):
+def test_any_order(order, paths):
     made = {"norm": nn.BatchNorm1d(8), "act": nn.ReLU(), "drop": nn.Dropout(0.0)}
     assert_same(sequence(*(made[name] for name in order), nn.ReLU(), nn.ELU()), torch.randn(50, 12))
 
 
-def test_the_last_run_of_a_sequence_is_fused_too(fused, assert_same):
+def test_the_last_run_of_a_sequence_is_fused_too(fused):
     assert_same(nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8), nn.GELU()), torch.randn(50, 12))
     assert_same(nn.Sequential(nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8)), nn.GELU()), torch.randn(50, 12))
 
@@ -107,12 +108,12 @@ class PlusOneDropout(nn.Dropout):
         (nn.BatchNorm1d(8), nn.PReLU(), nn.AlphaDropout(0.0)),
     ],
 )
-def test_a_subclass_computes_what_it_says(modules, fused, assert_same):
+def test_a_subclass_computes_what_it_says(modules, fused):
     assert_same(sequence(*modules), torch.randn(50, 12))
 
 
 @pytest.mark.parametrize("where", ["norm", "act", "dropout"])
-def test_a_subclass_inside_a_ready_model(where, graph, fused, assert_same):
+def test_a_subclass_inside_a_ready_model(where, graph, fused):
     model = pyg.GCN(12, 8, 2, 3, norm="batch_norm")
     if where == "norm":
         model.norms[0] = PlusOneNorm(8)
@@ -148,7 +149,7 @@ class Residual(nn.Module):
         (nn.Identity(), nn.ReLU(inplace=True), nn.Dropout(0.0)),
     ],
 )
-def test_a_chain_that_begins_in_place_changes_its_input(modules, fused, assert_same):
+def test_a_chain_that_begins_in_place_changes_its_input(modules, fused):
     assert_same(Residual(*modules), torch.randn(50, 12), train=False)
 
 
@@ -204,7 +205,7 @@ def test_hooks_on_all_modules_fire(register, graph, fused):
 
 
 @pytest.mark.parametrize("act", [torch.tanh, torch.relu, lambda x: x.sin()])
-def test_an_activation_that_is_a_function(act, graph, fused, assert_same):
+def test_an_activation_that_is_a_function(act, graph, fused):
     assert_same(pyg.GCN(12, 8, 2, 3, act=act, norm="batch_norm"), *graph)
 
 
@@ -218,7 +219,7 @@ class CentredPerGraph(nn.Module):
         return x - x.mean() if batch is None else x - batch.unsqueeze(1)
 
 
-def test_a_users_norm_is_told_of_the_batch(graph, paths, assert_same):
+def test_a_users_norm_is_told_of_the_batch(graph, paths):
     model = pyg.GCN(12, 8, 2, 3, norm=CentredPerGraph(8))
     assert_same(model, *graph, batch=torch.arange(50) // 10)
     assert_same(model, *graph)
