@@ -1,4 +1,4 @@
-"""norm, activation and dropout in a row, fused: the same numbers, and never past a hook or a user's own class."""
+"""Norm, activation and dropout as one: the same numbers, and never past a hook or a user's own class; Deferred."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import ops
-from gossamer.layers import chain, models
-from support.pyg_models import assert_same
+from gossamer.engine import epilogue
+from gossamer.engine.choice import lower
+from gossamer.engine.epilogue import Deferred
+from gossamer.ops.norm_act import Over
+from support.pyg_models import assert_same, random_input
+from support.traces import Calls
 
 NORMS = {
     "none": lambda: None,
@@ -23,6 +26,16 @@ NORMS = {
     "graph": lambda: pyg.LayerNorm(8),
 }
 ACTS = {"none": lambda: None, "relu": nn.ReLU, "elu": nn.ELU, "leaky": nn.LeakyReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def graph():
+    return random_input()
 
 
 def sequence(*modules: nn.Module | None) -> nn.Sequential:
@@ -47,19 +60,28 @@ def test_the_last_run_of_a_sequence_is_fused_too(fused):
     assert_same(nn.Sequential(nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8)), nn.GELU()), torch.randn(50, 12))
 
 
-def test_a_chain_is_one_op(fused, monkeypatch):
-    calls = []
-    whole = ops.norm_act
-    monkeypatch.setattr(ops, "norm_act", lambda *args: calls.append(args) or whole(*args))
-    model = sequence(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5))
+RUNS = {
+    "all three": ([nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5)], ["norm_act"]),
+    "no norm": ([nn.ReLU(), nn.Dropout(0.5)], ["relu_dropout"]),
+    "norm after the activation": ([nn.ELU(), nn.BatchNorm1d(8)], ["norm_act", "norm_act"]),
+    "two activations": ([nn.LayerNorm(8), nn.ReLU(), nn.ReLU()], ["norm_act", "relu_dropout"]),
+    "dropout alone": ([nn.Dropout(0.5)], ["dropout"]),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_in_order_is_one_op(run, fused):
+    modules, want = RUNS[run]
+    model = sequence(*copy.deepcopy(modules))
     gs.lighten_(model)
-    model(torch.randn(50, 12))
-    assert len(calls) == 1
+    with Calls() as calls:
+        model(torch.randn(50, 12))
+    assert [name for name in calls.names if name in ("norm_act", "relu_dropout", "dropout")] == want
 
 
 @pytest.mark.parametrize("norm", [None, "batch_norm", "layer"])
-def test_dropout_within_a_chain(norm, fused):
-    """Where an element is kept it is that of the chain without dropout, divided by 1 - p; and so is its gradient."""
+def test_dropout_within_an_epilogue(norm, fused):
+    """Where an element is kept it is that of the epilogue without dropout, divided by 1 - p; and so is its gradient."""
     x = torch.randn(300, 40, requires_grad=True)
     made = {None: None, "batch_norm": nn.BatchNorm1d(40), "layer": nn.LayerNorm(40)}[norm]
     modules = [m for m in (made, nn.ELU()) if m is not None]
@@ -149,7 +171,7 @@ class Residual(nn.Module):
         (nn.Identity(), nn.ReLU(inplace=True), nn.Dropout(0.0)),
     ],
 )
-def test_a_chain_that_begins_in_place_changes_its_input(modules, fused):
+def test_an_epilogue_that_begins_in_place_changes_its_input(modules, fused):
     assert_same(Residual(*modules), torch.randn(50, 12), train=False)
 
 
@@ -225,10 +247,123 @@ def test_a_users_norm_is_told_of_the_batch(graph, paths):
     assert_same(model, *graph)
 
 
-def test_what_leads_a_sequence():
-    kinds = models._leading_chain
-    assert kinds([nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout()]) == [0, 1, 2]
-    assert kinds([nn.ReLU(), nn.BatchNorm1d(8)]) == [1]
-    assert kinds([nn.Linear(8, 8), nn.ReLU()]) == []
-    assert kinds([nn.ReLU(), nn.ReLU()]) == [1]
-    assert chain.act_of(PlusOneReLU()) is None
+# Matching -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "norm,over",
+    [
+        (None, Over.NOTHING), (nn.Identity(), Over.NOTHING), (nn.BatchNorm1d(8), Over.COLUMNS),
+        (pyg.BatchNorm(8), Over.COLUMNS), (nn.BatchNorm1d(8).eval(), Over.FIXED), (nn.LayerNorm(8), Over.ROWS),
+        (pyg.LayerNorm(8), Over.ALL), (pyg.LayerNorm(8, mode="node"), Over.ROWS),
+    ],
+)  # fmt: skip
+def test_what_a_norm_is_taken_over(norm, over):
+    found = epilogue.match(torch.randn(50, 8), norm, nn.LeakyReLU(0.3), 0.25, None)
+    assert found.norm.over == over and found.act == ("leaky_relu", 0.3) and found.p == 0.25 and found.module is norm
+
+
+def hooked(module):
+    module.register_forward_hook(lambda *args: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    "norm,act,drop,batch",
+    [
+        (nn.BatchNorm1d(8), nn.ReLU(), 0.0, (torch.arange(50) // 10, None)),
+        (nn.BatchNorm1d(7), nn.ReLU(), 0.0, None),
+        (nn.LayerNorm((50, 8)), None, 0.0, None),
+        (pyg.GraphNorm(8), nn.ReLU(), 0.0, None),
+        (nn.BatchNorm1d(8), nn.Tanh(), 0.0, None),
+        (nn.BatchNorm1d(8), PlusOneReLU(), 0.0, None),
+        (None, nn.ReLU(inplace=True), 0.0, None),
+        (nn.BatchNorm1d(8), nn.ReLU(), nn.AlphaDropout(0.1), None),
+        (hooked(nn.BatchNorm1d(8)), nn.ReLU(), 0.0, None),
+        (nn.BatchNorm1d(8), hooked(nn.ReLU()), 0.0, None),
+        (nn.BatchNorm1d(8), nn.ReLU(), hooked(nn.Dropout(0.1)), None),
+    ],
+)
+def test_what_is_called_module_by_module(norm, act, drop, batch):
+    assert epilogue.match(torch.randn(50, 8), norm, act, drop, batch) is None
+
+
+def test_dropout_that_is_off():
+    x = torch.randn(50, 8)
+    assert epilogue.match(x, None, nn.ReLU(), nn.Dropout(0.5), None).p == 0.5
+    assert epilogue.match(x, None, nn.ReLU(), nn.Dropout(0.5).eval(), None).p == 0.0
+
+
+# Deferred -------------------------------------------------------------------------------------------------------
+
+DEFERRING = {
+    "few bits": (gs.Float32(), gs.Blockwise(bits=8)),
+    "int8": (gs.Int8(), gs.Keep()),
+    "int8, few bits": (gs.Int8(), gs.Blockwise(bits=8)),
+}
+TAILS = {
+    "batch": lambda: (nn.BatchNorm1d(40), nn.ReLU(), 0.0),
+    "layer": lambda: (nn.LayerNorm(40), nn.LeakyReLU(), 0.0),
+    "dropout": lambda: (nn.BatchNorm1d(40), nn.ReLU(), 0.5),
+}
+
+
+def deferred_of(recipe, x, tail):
+    found = lower(*DEFERRING[recipe]).epilogue(x, *tail, defer=True)
+    assert isinstance(found, Deferred)
+    return found
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("recipe", DEFERRING)
+def test_a_deferred_epilogue_runs_as_it_would_have(recipe, tail):
+    """Same result, same masks, same running statistics, only later."""
+    made, x = TAILS[tail](), torch.randn(300, 40, requires_grad=True)
+    again = copy.deepcopy(made)
+    deferred = deferred_of(recipe, x, made)
+    assert deferred.x is x and [deferred.size(k) for k in (0, 1)] == [300, 40]
+    torch.manual_seed(4)
+    out = epilogue.ready(deferred)
+    torch.manual_seed(4)
+    assert torch.equal(out, lower(*DEFERRING[recipe]).epilogue(x, *again))
+    assert all(torch.equal(a, b) for a, b in zip(made[0].buffers(), again[0].buffers(), strict=True))
+
+
+@pytest.mark.parametrize("recipe", DEFERRING)
+def test_a_deferred_epilogue_runs_once(recipe):
+    """It holds the only reference to its input, and lets go of it."""
+    x = torch.randn(300, 40, requires_grad=True)
+    deferred = deferred_of(recipe, x, TAILS["batch"]())
+    deferred.run()
+    with pytest.raises(AssertionError, match="the epilogue has run"):
+        deferred.run()
+
+
+@pytest.mark.parametrize("recipe", ["few bits", "int8, few bits"])
+def test_products_of_a_deferred_epilogue(recipe):
+    """Those of its result, up to the rounding of sums in another order."""
+    made, x = TAILS["batch"](), torch.randn(300, 40, requires_grad=True)
+    again, weights = copy.deepcopy(made), [torch.randn(7, 40), torch.randn(3, 40)]
+    deferred = deferred_of(recipe, x, made)
+    assert deferred.multiplies
+    outs = deferred.products(weights, [torch.ones(7), None])
+    whole = again[1](again[0](x))
+    torch.testing.assert_close(outs, (whole @ weights[0].t() + 1, whole @ weights[1].t()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dict(made[0].named_buffers()), dict(again[0].named_buffers()))
+
+
+def test_float32_never_defers():
+    x = torch.randn(300, 40, requires_grad=True)
+    assert isinstance(lower(gs.Float32(), gs.Keep()).epilogue(x, *TAILS["batch"](), defer=True), torch.Tensor)
+
+
+@pytest.mark.parametrize("recipe", DEFERRING)
+def test_small_tensors_are_not_deferred(recipe):
+    x = torch.randn(3, 8, requires_grad=True)
+    tail = (nn.BatchNorm1d(8), nn.ReLU(), 0.0)
+    assert isinstance(lower(*DEFERRING[recipe]).epilogue(x, *tail, defer=True), torch.Tensor)
+
+
+def test_what_is_no_epilogue_is_ready():
+    x = torch.randn(3, 8)
+    assert epilogue.ready(x) is x and epilogue.input_of(x) is x

@@ -222,9 +222,16 @@ class Shifted(nn.Linear):
 
 
 @pytest.mark.parametrize("linear", [Squashed, lambda: Shifted(12, 30), lambda: nn.Linear(12, 30)])
-@pytest.mark.parametrize("conv,name", [("gcn", "lin"), ("sage", "lin_l"), ("sage", "lin_r"), ("gat", "lin")])
+@pytest.mark.parametrize(
+    "conv,name",
+    [
+        ("gcn", "lin"), ("sage", "lin_l"), ("sage", "lin_r"), ("graphconv", "lin_rel"), ("graphconv", "lin_root"),
+        ("gat", "lin"),
+    ],
+)  # fmt: skip
 def test_a_replaced_linear_layer_is_called(conv, name, linear, graph):
-    module = {"gcn": GCNConv(12, 30), "sage": SAGEConv(12, 30), "gat": GATConv(12, 30)}[conv]
+    kinds = {"gcn": GCNConv, "sage": SAGEConv, "graphconv": GraphConv, "gat": GATConv}
+    module = kinds[conv](12, 30)
     setattr(module, name, linear())
     assert_same(module, *graph)
 
