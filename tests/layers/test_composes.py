@@ -96,6 +96,39 @@ def test_compiled_sees_another_graph(graph, dynamo):
     torch.testing.assert_close(compiled(x, other), model(x, other))
 
 
+class Held(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x):
+        return F.relu(self.inner(x))
+
+
+def test_a_part_may_be_compiled(dynamo):
+    model, x = Held(), torch.randn(20, 8)
+    want = model(x)
+    gs.lighten_(model)
+    model.inner = torch.compile(model.inner, backend="eager", fullgraph=True)
+    torch.testing.assert_close(model(x), want)
+
+
+@quiet
+@pytest.mark.parametrize("recipe", ["exact-int2", "exact-int2-published", "tango", "feather"])
+def test_compiled_under_a_recipe_it_is_float32(recipe, dynamo):
+    """What is traced is float32 whatever the recipe says; breaks in the graph may leave parts to the recipe."""
+    model = nn.Sequential(nn.Linear(12, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 5))
+    x = torch.randn(300, 12)
+    plain = torch.compile(copy.deepcopy(model), backend="aot_eager")
+    gs.lighten_(model, recipe)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for module in (plain, compiled):
+        module.zero_grad()
+        module(x).square().sum().backward()
+    for ours, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
 # Precision and modes --------------------------------------------------------------------------------------------
 
 
