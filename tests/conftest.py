@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -64,3 +65,21 @@ def threads(request: pytest.FixtureRequest):
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["fused", "torch's own"])
+def paths(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs the test with small tensors on fused ops, and as they are, on torch's."""
+    from support.paths import forced  # needs PyG, which takes a second or two
+
+    with forced(least=1 if request.param == "fused" else None):
+        yield request.param
+
+
+@pytest.fixture
+def fused() -> Iterator[None]:
+    """Small tensors take the fused ops."""
+    from support.paths import forced
+
+    with forced(least=1):
+        yield

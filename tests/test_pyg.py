@@ -227,6 +227,14 @@ def test_a_part_of_a_lightened_sequence_can_be_restored():
     assert [type(m) for m in part.modules()] == [nn.Sequential, nn.Linear, nn.ReLU]
 
 
+def test_restore_names_what_was_put_over_a_lightened_module() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    gs.lighten_(model)
+    nn.utils.parametrizations.spectral_norm(model[0])
+    with pytest.raises(RuntimeError, match=r"0 has become ParametrizedLinear.*remove what was put over it"):
+        gs.restore_(model)
+
+
 # What is left alone ---------------------------------------------------------------------------------------------
 
 

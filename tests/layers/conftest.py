@@ -1,128 +1,17 @@
-"""How a lightened model is compared with PyG: outputs, all gradients and buffers, against float64 as the truth."""
+"""What the tests of layers share: numbers that repeat, and graphs."""
 
 from __future__ import annotations
-
-import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-import gossamer as gs
-from support.compare import UNIT
-from support.paths import forced
+from support.pyg_models import NASTY, random_input
 
 
 @pytest.fixture(autouse=True)
 def _same_numbers():
     torch.manual_seed(0)
-
-
-@pytest.fixture(params=["fused", "torch's own"])
-def paths(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the test with small tensors on fused ops, and as they are, on torch's."""
-    with forced(least=1 if request.param == "fused" else None):
-        yield request.param
-
-
-@pytest.fixture
-def fused() -> Iterator[None]:
-    """Small tensors take the fused ops."""
-    with forced(least=1):
-        yield
-
-
-def _as(value, dtype):
-    """A fresh leaf of this dtype, which requires grad if `value` does; also inside tuples and dicts."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(_as(v, dtype) for v in value)
-    if isinstance(value, dict):
-        return {k: _as(v, dtype) for k, v in value.items()}
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return value
-    return value.detach().clone().to(dtype).requires_grad_(value.requires_grad)
-
-
-def _leaves(value):
-    if isinstance(value, Tensor):
-        return [value] if value.requires_grad else []
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return [leaf for part in parts for leaf in _leaves(part)]
-
-
-def run(model, args, named, dtype=torch.float32):
-    """The output, all gradients of <output, fixed noise> and the buffers, by name."""
-    args, named = _as(args, dtype), _as(named, dtype)
-    out = model(*args, **named)
-    noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(out.dtype)
-    wanted = {f"grad {name}": p for name, p in model.named_parameters() if p.requires_grad}
-    wanted |= {f"grad of input {k}": leaf for k, leaf in enumerate(_leaves((args, named)))}
-    grads = [None] * len(wanted)
-    if out.requires_grad:
-        grads = torch.autograd.grad((out * noise).sum(), list(wanted.values()), allow_unused=True)
-    buffers = {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
-    return {"output": out.detach()}, dict(zip(wanted, grads, strict=True)), buffers
-
-
-def assert_close(ours, pyg, exact, roundings) -> None:
-    """Our error is of the order of PyG's own.
-
-    At most five times PyG's largest, plus some roundings of the tensor's largest element; and of the largest of its
-    kind, because a gradient that is zero mathematically, as of a bias before a batch norm, is a sum that cancels.
-    """
-    assert list(ours) == list(pyg)
-    top = max((e.abs().max().item() for e in exact.values() if e is not None and e.numel()), default=0.0)
-    for name, truth in exact.items():
-        mine, theirs = ours[name], pyg[name]
-        if mine is None or theirs is None:  # one knows that nothing flows, the other computes zeros
-            assert all(t is None or not t.any() for t in (mine, theirs)), name
-            continue
-        assert mine.shape == theirs.shape and mine.dtype == theirs.dtype, name
-        if not mine.is_floating_point():
-            assert torch.equal(mine, theirs), name
-        elif mine.numel():
-            off, usual = ((t.double() - truth.double()).abs().max().item() for t in (mine, theirs))
-            allowed = 5 * usual + roundings * UNIT * (truth.abs().max().item() + top)
-            assert off <= allowed, f"{name}: off by {off:.3g}, PyG by {usual:.3g}, allowed {allowed:.3g}"
-
-
-def assert_same(model, *args, train=None, roundings=40, **named) -> gs.pyg.Report:
-    """`model` lightened computes what PyG computes, in training and in evaluation (or in the one asked for)."""
-    for mode in (True, False) if train is None else (train,):
-        model.train(mode)
-        plain, lighter, exact = (copy.deepcopy(model) for _ in range(3))
-        report = gs.lighten_(lighter)
-        assert list(lighter.state_dict()) == list(model.state_dict())
-        results = (
-            run(lighter, args, named),
-            run(plain, args, named),
-            run(exact.double(), args, named, torch.float64),
-        )
-        for ours, pyg, truth in zip(*results, strict=True):
-            assert_close(ours, pyg, truth, roundings)
-    return report
-
-
-@pytest.fixture(name="assert_same", scope="session")
-def _assert_same():
-    return assert_same
-
-
-def _edges(*pairs: tuple[int, int]) -> Tensor:
-    return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous()
-
-
-NASTY = {
-    "no edges": (_edges(), 5),
-    "one node": (_edges(), 1),
-    "one node, two loops": (_edges((0, 0), (0, 0)), 1),
-    "isolated nodes": (_edges((9, 3), (3, 9), (4, 3)), 12),
-    "loops": (_edges(*((k, k) for k in range(6)), (2, 2), (0, 5), (2, 2)), 6),
-    "duplicate edges": (_edges((1, 0), (1, 0), (2, 0), (1, 0), (0, 2), (0, 2)), 3),
-    "star": (_edges(*((k, 0) for k in range(60, 0, -1))), 61),
-    "random": (torch.randint(0, 50, (2, 300), generator=torch.Generator().manual_seed(1)), 50),
-}
 
 
 @pytest.fixture(params=NASTY)
@@ -133,5 +22,4 @@ def nasty(request: pytest.FixtureRequest) -> tuple[Tensor, int]:
 
 @pytest.fixture
 def graph() -> tuple[Tensor, Tensor]:
-    """x [50, 12], which requires grad, and a random edge_index with loops and duplicates."""
-    return torch.randn(50, 12).requires_grad_(), NASTY["random"][0].clone()
+    return random_input()

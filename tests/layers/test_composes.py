@@ -13,6 +13,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data
 
 import gossamer as gs
+from support.pyg_models import assert_same
 
 MODELS = {
     "gcn": lambda: pyg.GCN(12, 16, 2, 5, norm="batch_norm"),
@@ -95,6 +96,39 @@ def test_compiled_sees_another_graph(graph, dynamo):
     torch.testing.assert_close(compiled(x, other), model(x, other))
 
 
+class Held(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x):
+        return F.relu(self.inner(x))
+
+
+def test_a_part_may_be_compiled(dynamo):
+    model, x = Held(), torch.randn(20, 8)
+    want = model(x)
+    gs.lighten_(model)
+    model.inner = torch.compile(model.inner, backend="eager", fullgraph=True)
+    torch.testing.assert_close(model(x), want)
+
+
+@quiet
+@pytest.mark.parametrize("recipe", ["exact-int2", "exact-int2-published", "tango", "feather"])
+def test_compiled_under_a_recipe_it_is_float32(recipe, dynamo):
+    """What is traced is float32 whatever the recipe says; breaks in the graph may leave parts to the recipe."""
+    model = nn.Sequential(nn.Linear(12, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 5))
+    x = torch.randn(300, 12)
+    plain = torch.compile(copy.deepcopy(model), backend="aot_eager")
+    gs.lighten_(model, recipe)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for module in (plain, compiled):
+        module.zero_grad()
+        module(x).square().sum().backward()
+    for ours, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
 # Precision and modes --------------------------------------------------------------------------------------------
 
 
@@ -160,7 +194,7 @@ class Twice(nn.Module):
         return x
 
 
-def test_a_module_used_twice(graph, paths, assert_same):
+def test_a_module_used_twice(graph, paths):
     assert_same(Twice(), *graph)
 
 
@@ -295,7 +329,7 @@ class OnGraphs(nn.Module):
 
 
 @pytest.mark.parametrize("pool", [pyg.global_mean_pool, pyg.global_add_pool, pyg.global_max_pool])
-def test_batches_of_graphs(pool, paths, assert_same):
+def test_batches_of_graphs(pool, paths):
     sizes = (3, 1, 7, 5, 2)  # one of them without edges
     batch = Batch.from_data_list(
         [Data(x=torch.randn(n, 12), edge_index=torch.randint(0, n, (2, 3 * n if n > 1 else 0))) for n in sizes]
@@ -303,7 +337,7 @@ def test_batches_of_graphs(pool, paths, assert_same):
     assert_same(OnGraphs(pool), batch.x.requires_grad_(), batch.edge_index, batch.batch)
 
 
-def test_pyg_sequential(graph, fused, assert_same):
+def test_pyg_sequential(graph, fused):
     model = pyg.Sequential(
         "x, edge_index",
         [(pyg.GCNConv(12, 8), "x, edge_index -> x"), nn.ReLU(), (pyg.SAGEConv(8, 5), "x, edge_index -> x")],

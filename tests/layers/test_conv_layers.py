@@ -12,6 +12,7 @@ from torch_geometric.explain.algorithm.utils import set_masks
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv
 
 import gossamer as gs
+from support.pyg_models import assert_same
 
 WIDTHS = (5, 29)  # narrower than the 12 columns of x, so multiplied first; wider than twice that, so aggregated first
 
@@ -34,7 +35,7 @@ CONVS = {
 
 @pytest.mark.parametrize("x_learns", [True, False])
 @pytest.mark.parametrize("conv", CONVS)
-def test_nasty_graphs(conv, nasty, x_learns, paths, assert_same):
+def test_nasty_graphs(conv, nasty, x_learns, paths):
     edge_index, num_nodes = nasty
     assert_same(CONVS[conv](), torch.randn(num_nodes, 12, requires_grad=x_learns), edge_index)
 
@@ -44,13 +45,13 @@ def test_nasty_graphs(conv, nasty, x_learns, paths, assert_same):
 @pytest.mark.parametrize(
     "options", [{}, {"improved": True}, {"add_self_loops": False}, {"normalize": False}, {"bias": False}]
 )
-def test_gcn(options, weight, width, graph, assert_same):
+def test_gcn(options, weight, width, graph):
     given = [] if weight is None else [torch.rand(graph[1].size(1), requires_grad=weight == "learned")]
     assert_same(GCNConv(12, width, **options), *graph, *given)
 
 
 @pytest.mark.parametrize("loop", [0.0, 5.0])
-def test_gcn_keeps_the_weights_of_loops(loop, graph, assert_same):
+def test_gcn_keeps_the_weights_of_loops(loop, graph):
     x, edge_index = graph
     weight = torch.rand(edge_index.size(1)).where(edge_index[0] != edge_index[1], loop)
     assert_same(GCNConv(12, 7), x, edge_index, weight)
@@ -62,14 +63,14 @@ def test_gcn_keeps_the_weights_of_loops(loop, graph, assert_same):
 @pytest.mark.parametrize(
     "options", [{}, {"root_weight": False}, {"project": True}, {"normalize": True}, {"bias": False}]
 )
-def test_sage(options, aggr, width, graph, paths, assert_same):
+def test_sage(options, aggr, width, graph, paths):
     assert_same(SAGEConv(12, width, aggr=aggr, **options), *graph)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("aggr", ["mean", "add", "max"])
 @pytest.mark.parametrize("weight", [None, "fixed", "learned"])
-def test_graphconv(aggr, weight, width, graph, assert_same):
+def test_graphconv(aggr, weight, width, graph):
     given = [] if weight is None else [torch.rand(graph[1].size(1), requires_grad=weight == "learned")]
     assert_same(GraphConv(12, width, aggr=aggr), *graph, *given)
 
@@ -77,7 +78,7 @@ def test_graphconv(aggr, weight, width, graph, assert_same):
 @pytest.mark.parametrize("aggr", ["add", "mean", "max"])
 @pytest.mark.parametrize("options", [{}, {"eps": 0.3}, {"eps": 0.3, "train_eps": True}])
 @pytest.mark.parametrize("network", [mlp, lambda: nn.Linear(12, 4), lambda: pyg.MLP([12, 8, 4]), nn.Identity])
-def test_gin(network, options, aggr, graph, paths, assert_same):
+def test_gin(network, options, aggr, graph, paths):
     module = nn.ModuleList([GINConv(network(), aggr=aggr, **options), nn.Linear(1, 1)])[0]
     assert_same(module, *graph)
 
@@ -91,24 +92,24 @@ ATTENTION = [
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("options", ATTENTION)
 @pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
-def test_attention(kind, options, heads, graph, paths, assert_same):
+def test_attention(kind, options, heads, graph, paths):
     assert_same(kind(12, 5, heads=heads, **options), *graph)
 
 
 @pytest.mark.parametrize("options", [{}, {"add_self_loops": False}, {"fill_value": "add"}, {"fill_value": 2.0}])
 @pytest.mark.parametrize("learned", [True, False])
-def test_gat_with_edge_features(options, learned, graph, assert_same):
+def test_gat_with_edge_features(options, learned, graph):
     attr = torch.randn(graph[1].size(1), 3, requires_grad=learned)
     assert_same(GATConv(12, 5, heads=2, edge_dim=3, **options), *graph, attr)
     one = torch.randn(graph[1].size(1), requires_grad=learned)
     assert_same(GATConv(12, 5, heads=2, edge_dim=1, **options), *graph, one)
 
 
-def test_gat_without_its_edge_features(graph, assert_same):
+def test_gat_without_its_edge_features(graph):
     assert_same(GATConv(12, 5, edge_dim=3), *graph)
 
 
-def test_gatv2_shares_weights(graph, assert_same):
+def test_gatv2_shares_weights(graph):
     assert_same(GATv2Conv(12, 5, heads=3, share_weights=True), *graph)
 
 
@@ -147,7 +148,7 @@ def across() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("conv", BIPARTITE)
-def test_two_kinds_of_nodes(conv, across, paths, assert_same):
+def test_two_kinds_of_nodes(conv, across, paths):
     pair = (torch.randn(30, 12, requires_grad=True), torch.randn(20, 8, requires_grad=True))
     assert_same(BIPARTITE[conv](), pair, across)
 
@@ -161,14 +162,14 @@ def test_two_kinds_of_nodes(conv, across, paths, assert_same):
         lambda: GATConv((12, 12), 6, add_self_loops=False),
     ],
 )
-def test_destinations_without_features(conv, across, assert_same):
+def test_destinations_without_features(conv, across):
     x = torch.randn(30, 12, requires_grad=True)
     assert_same(conv(), (x, None), across, size=(30, 20))
     assert_same(conv(), (x, None), across)
 
 
 @pytest.mark.parametrize("eps", [False, True])
-def test_gin_across(eps, across, assert_same):
+def test_gin_across(eps, across):
     pair = (torch.randn(30, 12, requires_grad=True), torch.randn(20, 12, requires_grad=True))
     assert_same(GINConv(nn.Linear(12, 4), train_eps=eps), pair, across)
 
@@ -221,14 +222,21 @@ class Shifted(nn.Linear):
 
 
 @pytest.mark.parametrize("linear", [Squashed, lambda: Shifted(12, 30), lambda: nn.Linear(12, 30)])
-@pytest.mark.parametrize("conv,name", [("gcn", "lin"), ("sage", "lin_l"), ("sage", "lin_r"), ("gat", "lin")])
-def test_a_replaced_linear_layer_is_called(conv, name, linear, graph, assert_same):
-    module = {"gcn": GCNConv(12, 30), "sage": SAGEConv(12, 30), "gat": GATConv(12, 30)}[conv]
+@pytest.mark.parametrize(
+    "conv,name",
+    [
+        ("gcn", "lin"), ("sage", "lin_l"), ("sage", "lin_r"), ("graphconv", "lin_rel"), ("graphconv", "lin_root"),
+        ("gat", "lin"),
+    ],
+)  # fmt: skip
+def test_a_replaced_linear_layer_is_called(conv, name, linear, graph):
+    kinds = {"gcn": GCNConv, "sage": SAGEConv, "graphconv": GraphConv, "gat": GATConv}
+    module = kinds[conv](12, 30)
     setattr(module, name, linear())
     assert_same(module, *graph)
 
 
-def test_a_hook_on_an_inner_linear_layer_sees_what_pyg_gives_it(graph, assert_same):
+def test_a_hook_on_an_inner_linear_layer_sees_what_pyg_gives_it(graph):
     conv = GCNConv(12, 30)
     conv.lin.register_forward_hook(lambda module, args, out: out.sin())
     assert_same(conv, *graph)

@@ -10,6 +10,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 import gossamer as gs
+from support.pyg_models import assert_same
 
 
 def alone(module: nn.Module) -> nn.Module:
@@ -20,11 +21,11 @@ def alone(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", [nn.Linear, pyg.Linear])
 @pytest.mark.parametrize("shape", [(0, 12), (1, 12), (50, 12), (12,), (4, 5, 12)])
-def test_linear(kind, bias, shape, paths, assert_same):
+def test_linear(kind, bias, shape, paths):
     assert_same(kind(12, 7, bias=bias), torch.randn(shape, requires_grad=True))
 
 
-def test_linear_on_rows_that_are_not_contiguous(paths, assert_same):
+def test_linear_on_rows_that_are_not_contiguous(paths):
     assert_same(nn.Linear(12, 7), torch.randn(12, 50).t().requires_grad_())
 
 
@@ -57,7 +58,7 @@ def with_random_parameters(module: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("x_learns", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
-def test_norms(norm, x_learns, paths, assert_same):
+def test_norms(norm, x_learns, paths):
     x = (3 * torch.randn(50, 12) + 1).requires_grad_(x_learns)
     assert_same(alone(with_random_parameters(NORMS[norm]())), x)
 
@@ -93,19 +94,19 @@ def test_one_row_has_no_variance(norm, paths):
 
 
 @pytest.mark.parametrize("norm", ["batch", "pyg batch, single", "layer", "pyg layer, node", "pyg layer, graph"])
-def test_one_row_in_evaluation(norm, paths, assert_same):
+def test_one_row_in_evaluation(norm, paths):
     assert_same(alone(with_random_parameters(NORMS[norm]())), torch.randn(1, 12, requires_grad=True), train=False)
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
-def test_constant_columns(norm, paths, assert_same):
+def test_constant_columns(norm, paths):
     x = torch.randn(50, 12)
     x[:, 3] = 2.5
     x[7] = -1.0
     assert_same(alone(NORMS[norm]()), x.requires_grad_())
 
 
-def test_columns_far_from_zero(paths, assert_same):
+def test_columns_far_from_zero(paths):
     assert_same(alone(nn.BatchNorm1d(12)), (torch.randn(200, 12) + 100).requires_grad_())
 
 
@@ -153,7 +154,7 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_activations(act, scale, paths, assert_same):
+def test_activations(act, scale, paths):
     x = scale * torch.randn(50, 12)
     x[3] = 0.0
     x[4] = -0.0

@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import ops
 from gossamer.layers import functional
+from support.pyg_models import assert_same
+from support.traces import Calls
 
 
 class Own(nn.Module):
@@ -50,44 +51,37 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *LEFT])
-def test_the_same_numbers(name, paths, assert_same):
+def test_the_same_numbers(name, paths):
     assert_same(Own((FUNCTIONS | LEFT)[name]), torch.randn(50, 12, requires_grad=True))
 
 
-@pytest.fixture
-def fused_calls(monkeypatch):
-    """How often our ops were called for an activation or dropout."""
-    calls = []
-    for name in ("norm_act", "relu_dropout", "dropout"):
-        whole = getattr(ops, name)
-        monkeypatch.setattr(ops, name, lambda *args, whole=whole, name=name: calls.append(name) or whole(*args))
-    return calls
+def fused_calls(model):
+    """The ops of ours that a call makes for an activation or dropout."""
+    with Calls() as calls:
+        model(torch.randn(50, 12))
+    return [name for name in calls.names if name in ("norm_act", "relu_dropout", "dropout")]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_replaced(name, fused, fused_calls):
+def test_replaced(name, fused):
     model = Own(FUNCTIONS[name])
     gs.lighten_(model)
-    model(torch.randn(50, 12))
-    assert len(fused_calls) == 1
+    assert len(fused_calls(model)) == 1
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_left_alone(name, fused, fused_calls):
+def test_left_alone(name, fused):
     model = Own(LEFT[name])
     gs.lighten_(model)
-    model(torch.randn(50, 12))
-    assert fused_calls == []
+    assert fused_calls(model) == []
 
 
-def test_nothing_is_replaced_outside_of_the_model(fused, fused_calls):
+def test_nothing_is_replaced_outside_of_the_model(fused):
     model = Own(F.relu)
     gs.lighten_(model)
-    model(torch.randn(50, 12))
-    fused_calls.clear()
-    F.relu(torch.randn(50, 12))
-    F.dropout(torch.randn(50, 12))
-    assert fused_calls == [] and not torch.overrides._get_current_function_mode_stack()
+    assert fused_calls(model) == ["relu_dropout"]
+    assert fused_calls(lambda h: F.dropout(F.relu(h))) == []
+    assert not torch.overrides._get_current_function_mode_stack()
 
 
 def test_nothing_stays_replaced_after_an_error(fused):
@@ -101,19 +95,17 @@ def test_nothing_stays_replaced_after_an_error(fused):
     assert not torch.overrides._get_current_function_mode_stack()
 
 
-def test_restored_models_call_torch(fused, fused_calls):
+def test_restored_models_call_torch(fused):
     model = Own(F.relu)
     gs.lighten_(model)
-    gs.restore_(model)(torch.randn(50, 12))
-    assert fused_calls == []
+    assert fused_calls(gs.restore_(model)) == []
 
 
 @pytest.mark.parametrize("call", [lambda h: F.dropout(h), lambda h: F.dropout(h, p=0.5, training=True)])
-def test_dropout_is_ours(call, fused, fused_calls):
+def test_dropout_is_ours(call, fused):
     model = Own(call)
     gs.lighten_(model)
-    model(torch.randn(50, 12))
-    assert fused_calls == ["dropout"]
+    assert fused_calls(model) == ["dropout"]
 
 
 def test_dropout_rejects_what_torch_rejects(fused):
@@ -209,8 +201,7 @@ def test_a_checkpointed_run_draws_the_same_masks_again(how, reentrant, graph, fu
         torch.testing.assert_close(grad, want[name])
 
 
-def test_deepcopies_follow_too(fused, fused_calls):
+def test_deepcopies_follow_too(fused):
     model = Own(torch.relu)
     gs.lighten_(model)
-    copy.deepcopy(model)(torch.randn(50, 12))
-    assert fused_calls == ["relu_dropout"]
+    assert fused_calls(copy.deepcopy(model)) == ["relu_dropout"]

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_geometric import nn as pyg
 
+from support.pyg_models import assert_same
+
 CONVS = {
     "gcn": lambda i, o: pyg.GCNConv(i, o),
     "gcn, improved": lambda i, o: pyg.GCNConv(i, o, improved=True, bias=False),
@@ -89,7 +91,7 @@ class Made(nn.Module):
     train=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_random_models(fused, assert_same, plan, nodes, edges, width, x_learns, train, seed):
+def test_random_models(fused, plan, nodes, edges, width, x_learns, train, seed):
     torch.manual_seed(seed)
     edge_index = torch.randint(0, nodes, (2, edges))
     x = torch.randn(nodes, width, requires_grad=x_learns)

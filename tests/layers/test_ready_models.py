@@ -10,6 +10,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 import gossamer as gs
+from support.pyg_models import assert_same
 
 MODELS = {
     "gcn": (pyg.GCN, {}),
@@ -30,14 +31,14 @@ def make(name, in_channels=12, hidden=8, layers=3, out=5, **options):
 @pytest.mark.parametrize(
     "norm", [None, "batch_norm", "layer_norm", "instance_norm", "graph_norm", "pair_norm", nn.LayerNorm(8)]
 )
-def test_norms(model, norm, graph, paths, assert_same):
+def test_norms(model, norm, graph, paths):
     assert_same(make(model, norm=norm), *graph)
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 @pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", "instance_norm", "graph_norm", "pair_norm"])
 @pytest.mark.parametrize("size", [None, 5])
-def test_norms_of_several_graphs(model, norm, size, graph, fused, assert_same):
+def test_norms_of_several_graphs(model, norm, size, graph, fused):
     assert_same(make(model, norm=norm), *graph, batch=torch.arange(50) // 10, batch_size=size)
 
 
@@ -45,34 +46,34 @@ def test_norms_of_several_graphs(model, norm, size, graph, fused, assert_same):
 @pytest.mark.parametrize("act", ["relu", "leaky_relu", "elu", "gelu", "tanh", "prelu", None])
 @pytest.mark.parametrize("act_first", [True, False])
 @pytest.mark.parametrize("norm", [None, "batch_norm"])
-def test_activations(model, act, act_first, norm, graph, fused, assert_same):
+def test_activations(model, act, act_first, norm, graph, fused):
     assert_same(make(model, act=act, act_first=act_first, norm=norm), *graph)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("jk", ["last", "cat", "max", "lstm"])
 @pytest.mark.parametrize("out", [5, None])
-def test_jumping_knowledge(model, jk, out, graph, fused, assert_same):
+def test_jumping_knowledge(model, jk, out, graph, fused):
     assert_same(make(model, out=out, jk=jk, norm="batch_norm"), *graph)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layers", [1, 2])
-def test_few_layers(model, layers, graph, fused, assert_same):
+def test_few_layers(model, layers, graph, fused):
     assert_same(make(model, layers=layers, hidden=6, out=6, norm="batch_norm"), *graph)
 
 
 @pytest.mark.parametrize("weight", ["fixed", "learned"])
-def test_edge_weights(weight, graph, assert_same):
+def test_edge_weights(weight, graph):
     assert_same(make("gcn"), *graph, torch.rand(300, requires_grad=weight == "learned"))
 
 
-def test_edge_features(graph, assert_same):
+def test_edge_features(graph):
     assert_same(make("gat", edge_dim=3), *graph, edge_attr=torch.randn(300, 3, requires_grad=True))
 
 
 @pytest.mark.parametrize("model", ["gat", "gatv2"])
-def test_edge_features_that_have_no_kernel(model, graph, assert_same):
+def test_edge_features_that_have_no_kernel(model, graph):
     report = assert_same(make(model, edge_dim=3), *graph, edge_attr=torch.randn(300, 3))
     if model == "gatv2":
         assert any(
@@ -82,7 +83,7 @@ def test_edge_features_that_have_no_kernel(model, graph, assert_same):
 
 @pytest.mark.parametrize("options", [{}, {"norm": None}, {"plain_last": False}, {"act": "elu", "act_first": True}])
 @pytest.mark.parametrize("norm", ["batch_norm", "layer_norm"])
-def test_mlp(options, norm, paths, assert_same):
+def test_mlp(options, norm, paths):
     assert_same(pyg.MLP([12, 8, 8, 5], **({"norm": norm} | options)), torch.randn(50, 12, requires_grad=True))
 
 
@@ -132,7 +133,7 @@ def test_attention_dropout_is_unbiased(graph):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_generated_graph(model, assert_same):
+def test_generated_graph(model):
     data = gs.datasets.load("arxiv-like", scale=0.005)
     columns = data.x[:, :16].clone().float()
     assert_same(make(model, 16, norm="batch_norm"), columns, data.edge_index)
@@ -141,7 +142,7 @@ def test_generated_graph(model, assert_same):
 @pytest.mark.skipif("GOSSAMER_DATA" not in os.environ, reason="GOSSAMER_DATA names no folder with real graphs")
 @pytest.mark.parametrize("name", ["cora", "tolokers"])
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
-def test_real_graph(name, model, assert_same):
+def test_real_graph(name, model):
     data = gs.datasets.load(name)
     keep = data.edge_index[:, (data.edge_index < 3000).all(0)]
     columns = data.x[:3000, :32].clone().float()

@@ -55,6 +55,11 @@ def as_edges(edge_index: Any) -> Any:
     return listed(edge_index) if isinstance(edge_index, Graph) else edge_index
 
 
+def bias_of(lin: Any) -> Tensor | None:
+    """The bias of a linear layer; a user's module in its place may have none, and adds what it wants by itself."""
+    return getattr(lin, "bias", None)
+
+
 def keep_templates(self: Any, raise_on_error: bool = False) -> None:
     """In place of `_set_jittable_templates`, which PyG calls on a copied module.
 

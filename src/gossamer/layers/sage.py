@@ -19,7 +19,7 @@ from torch_geometric import nn as pyg
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
 from ..engine.rules import falls_back
-from .inputs import adjacency_of, keep_templates, pair_of
+from .inputs import adjacency_of, bias_of, keep_templates, pair_of
 
 
 class SAGEConv(pyg.SAGEConv):
@@ -34,7 +34,8 @@ class SAGEConv(pyg.SAGEConv):
             x_src, x_dst = functional.relu(self.lin(x_src)), x_src if x_dst is None else x_dst
         adjacency = adjacency_of(self, (x_src, x_dst), edge_index, size)
         root: Any = self.lin_r if self.root_weight else None
-        out = engine_of(self).convolve(x_src, adjacency, self.lin_l, self.lin_l.bias, root, x_dst)
+        bias = bias_of(self.lin_l)
+        out = engine_of(self).convolve(x_src, adjacency, self.lin_l, bias, root, x_dst)
         return functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
 
@@ -46,4 +47,5 @@ class GraphConv(pyg.GraphConv):
         if falls_back(self, input_of(x_src), edge_index):
             return super().forward(ready(x), edge_index, edge_weight, size)
         adjacency = adjacency_of(self, (x_src, x_dst), edge_index, size, edge_weight)
-        return engine_of(self).convolve(x_src, adjacency, self.lin_rel, self.lin_rel.bias, self.lin_root, x_dst)
+        bias = bias_of(self.lin_rel)
+        return engine_of(self).convolve(x_src, adjacency, self.lin_rel, bias, self.lin_root, x_dst)

@@ -1,4 +1,4 @@
-"""What a layer may be called with, and the graph built from it: once, anew after a change, gone with its tensor."""
+"""What a layer may be called with, and the adjacency built from it: once, anew after a change, gone with its tensor."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import torch
 from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import gossamer as gs
-from gossamer.layers import adjacency
+from gossamer.aggregate import build
+from support.adjacencies import dense_of
+from support.pyg_models import NASTY, assert_same, random_input
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta"),
@@ -29,6 +32,16 @@ MODELS = {
     "gat": lambda: pyg.GAT(12, 16, 2, 5, heads=2),
     "gatv2": lambda: pyg.GAT(12, 16, 2, 5, heads=2, v2=True),
 }
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def graph():
+    return random_input()
 
 
 @pytest.fixture(params=MODELS)
@@ -59,7 +72,7 @@ def coo(edge_index, value=None):
 # Kinds ----------------------------------------------------------------------------------------------------------
 
 
-def test_edge_index_of_pyg(model, graph, assert_same):
+def test_edge_index_of_pyg(model, graph):
     x, edge_index = graph
     assert_same(model, x, EdgeIndex(edge_index, sparse_size=(50, 50)))
     gs.lighten_(model)
@@ -74,7 +87,7 @@ def test_int32_edges(model, graph):
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "sage max"])
 @pytest.mark.parametrize("layout", ["csr", "coo"])
-def test_torch_sparse(name, layout, graph, assert_same):
+def test_torch_sparse(name, layout, graph):
     matrix, model = coo(graph[1]), MODELS[name]()
     if (name, layout) == ("sage max", "coo"):  # PyG has no maximum over a COO matrix
         gs.lighten_(model)
@@ -94,7 +107,7 @@ def test_torch_sparse_with_attention_is_left_to_pyg(layout, graph):
 
 
 @pytest.mark.parametrize("options", [{}, {"improved": True}, {"add_self_loops": False}, {"normalize": False}])
-def test_weighted_torch_sparse(options, graph, assert_same):
+def test_weighted_torch_sparse(options, graph):
     matrix = coo(graph[1], torch.rand(300)).to_sparse_csr()
     assert_same(pyg.GCNConv(12, 7, **options), graph[0], matrix)
 
@@ -132,6 +145,57 @@ def test_a_graph_of_ours_with_edge_features(loops, graph):
     want = conv(x, edge_index, attr)
     gs.lighten_(conv)
     torch.testing.assert_close(conv(x, gs.Graph.from_edge_index(edge_index, 50), attr), want)
+
+
+# The matrix -----------------------------------------------------------------------------------------------------
+
+
+def counts(edge_index, sizes, value=None):
+    """[num_dst, num_src] in float64: the weights of the edges from each node to each other."""
+    value = torch.ones(edge_index.size(1)) if value is None else value
+    return torch.zeros(sizes[::-1], dtype=torch.float64).index_put_(
+        (edge_index[1], edge_index[0]), value.double(), True
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("name", NASTY)
+def test_neighbours(name, reduce, weighted):
+    edge_index, nodes = NASTY[name]
+    weight = torch.rand(edge_index.size(1)) if weighted else None
+    want = counts(edge_index, (nodes, nodes), weight)
+    if reduce == "mean":
+        want /= counts(edge_index, (nodes, nodes)).sum(1, keepdim=True).clamp(min=1)
+    found = build.neighbours(edge_index, (nodes, nodes), weight, reduce)
+    torch.testing.assert_close(dense_of(found), want)
+
+
+@pytest.mark.parametrize("weight", [None, "fixed", "requires grad"])
+@pytest.mark.parametrize("options", [(False, True), (True, True), (False, False)], ids=["", "improved", "no loops"])
+@pytest.mark.parametrize("given", ["edge_index", "Graph"])
+@pytest.mark.parametrize("name", NASTY)
+def test_the_matrix_of_a_graph_convolution(name, given, options, weight):
+    """That of PyG's gcn_norm; loops beside the edges, except where weights that require grad pass through PyG."""
+    edge_index, nodes = NASTY[name]
+    improved, loops = options
+    value = None if weight is None else torch.rand(edge_index.size(1), requires_grad=weight == "requires grad")
+    edges, norm = gcn_norm(edge_index, value, nodes, improved, loops, dtype=torch.float32)
+    edge_list = gs.Graph.from_edge_index(edge_index, nodes) if given == "Graph" else edge_index
+    found = build.gcn(edge_list, nodes, value, improved, loops)
+    torch.testing.assert_close(dense_of(found), counts(edges, (nodes, nodes), norm.detach()))
+    if weight != "requires grad":
+        src, dst = found.graph.edge_index
+        assert found.is_fixed and not (src == dst).any()
+        assert (found.diagonal is not None) == bool(loops or (edge_index[0] == edge_index[1]).any())
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_loops_for_attention_are_edges(name):
+    edge_index, nodes = NASTY[name]
+    want = counts(edge_index, (nodes, nodes)).fill_diagonal_(1.0)
+    for given in (edge_index, gs.Graph.from_edge_index(edge_index, nodes)):
+        assert torch.equal(counts(build.looped(given, (nodes, nodes)).edge_index, (nodes, nodes)), want)
 
 
 # The graph is built once ----------------------------------------------------------------------------------------
@@ -258,33 +322,39 @@ def test_a_new_tensor_at_the_same_address(graph):
 # Nothing is left behind -----------------------------------------------------------------------------------------
 
 
-def test_what_is_remembered_dies_with_its_tensor(model, graph):
+def built(model, edge_index, weight=None):
+    """The graph that a convolution of the model works on."""
+    if isinstance(model, pyg.GCN):
+        return build.gcn(edge_index, 50, weight, False, True).graph
+    if isinstance(model, pyg.GAT):
+        return build.looped(edge_index, (50, 50))
+    return build.neighbours(edge_index, (50, 50), weight).graph
+
+
+def test_what_is_built_dies_with_its_tensor(model, graph):
     gs.lighten_(model)
     edge_index = graph[1].clone()
-    weight = torch.rand(300) if isinstance(model, pyg.GCN) else None
+    model(graph[0], edge_index).sum().backward()
+    reference = weakref.ref(built(model, edge_index))
     gc.collect()
-    entries = len(adjacency._remembered)
-    model(graph[0], edge_index) if weight is None else model(graph[0], edge_index, weight)
-    entry = adjacency._remembered[edge_index]
-    built = entry.built if weight is None else entry.with_weight[weight].built
-    graphs = [weakref.ref(getattr(value, "graph", value)) for value in built.values()]
-    assert graphs and len(adjacency._remembered) == entries + 1
-    del edge_index, entry, built
+    assert reference() is not None and built(model, edge_index) is reference()
+    del edge_index
     gc.collect()
-    assert all(reference() is None for reference in graphs)
-    assert len(adjacency._remembered) == entries
+    assert reference() is None
 
 
-def test_weights_that_die_first(graph):
-    conv = pyg.GCNConv(12, 7)
-    gs.lighten_(conv)
-    weight = torch.rand(300)
-    conv(*graph, weight)
-    entry = adjacency._remembered[graph[1]]
-    assert len(entry.with_weight) == 1
-    del weight
+@pytest.mark.parametrize("first", ["edges", "weights"])
+def test_what_is_built_of_two_tensors_dies_with_either(first, graph):
+    model = MODELS["gcn"]()
+    gs.lighten_(model)
+    pair = {"edges": graph[1].clone(), "weights": torch.rand(300)}
+    model(graph[0], *pair.values()).sum().backward()
+    reference = weakref.ref(built(model, *pair.values()))
     gc.collect()
-    assert len(entry.with_weight) == 0
+    assert reference() is not None and built(model, *pair.values()) is reference()
+    del pair[first]
+    gc.collect()
+    assert reference() is None
 
 
 def test_data_carries_nothing_of_ours(graph):
