@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gossamer.activations import noise
+from gossamer.engine import noise
 
 SEEDS = (None, 5)
 LARGEST = torch.finfo(torch.float32).max
