@@ -198,7 +198,7 @@ def test_a_sequence_is_its_modules(norm, act, fused):
 
 
 def test_dropout_between_drops_what_it_says(fused):
-    """The mask of an epilogue in int8 is dropout's: a product with the identity shows it, and its gradient has the same."""
+    """The mask of an epilogue in int8 is dropout's: a product with the identity shows it, its gradient has the same."""
     sequence = nn.Sequential(nn.ReLU(), nn.Dropout(0.5), nn.Linear(COLUMNS, COLUMNS, bias=False))
     with torch.no_grad():
         sequence[2].weight.copy_(torch.eye(COLUMNS))
@@ -369,7 +369,10 @@ SAVED = {
 @pytest.mark.parametrize("requires_grad", [True, False], ids=["hidden", "input"])
 @pytest.mark.parametrize("kind", SAVED)
 def test_bytes_saved_of_an_operand(kind, requires_grad):
-    """N (D + 4) per operand; of an input that needs no gradient, summed first, a layer with a root saves both the rows and their sums."""
+    """N (D + 4) per operand.
+
+    Of an input that needs no gradient, summed first, a layer with a root saves both the rows and their sums.
+    """
     layer, args, *_ = LAYERS[kind]()
     x = torch.randn(NODES, COLUMNS, requires_grad=requires_grad)
     found = measure.kept_bytes(lambda: layer(x, *args), exclude=[layer, x, *args])
