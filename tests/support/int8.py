@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossamer import ops
-from gossamer.compute.conv import Adjacency
-from gossamer.compute.rows import Rows
+from gossamer.aggregate import Adjacency
+from gossamer.ops.quantize_rows import QRows
 
 from .compare import UNIT
 
 CODE_MAX = 127
+
+
+class Quantised(TorchDispatchMode):
+    """Names of the parameters of a model that are quantised as a whole, in order: the weights of int8 products."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._known = {p.data_ptr(): name.removesuffix(".weight") for name, p in model.named_parameters()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "gossamer::quantize_rows" and args[0].data_ptr() in self._known:
+            self.names.append(self._known[args[0].data_ptr()])
+        return func(*args, **(kwargs or {}))
 
 
 def decoded(rows: Sequence[Tensor]) -> Tensor:
@@ -31,7 +46,9 @@ def dense_of(adjacency: Adjacency) -> Tensor:
     matrix = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.float64).index_put_((dst, src), weight, True)
     matrix = matrix if adjacency.dst_scale is None else matrix * adjacency.dst_scale.double().unsqueeze(1)
     matrix = matrix if adjacency.src_scale is None else matrix * adjacency.src_scale.double()
-    return matrix if adjacency.diagonal is None else matrix + adjacency.diagonal.double().diag()
+    if adjacency.diagonal is None:
+        return matrix
+    return matrix + adjacency.diagonal.double().reshape(-1).expand(graph.num_dst).diag()
 
 
 def as_rows(value: Tensor, rows: Sequence[Tensor]) -> Tensor:
@@ -53,7 +70,7 @@ class Exact(NamedTuple):
 
 def exact(
     x: Tensor, adjacency: Adjacency | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], first: str,
-    dout: Tensor, rows: Tensor | None = None,
+    dout: Tensor, add: Tensor | None = None,
 ) -> Exact:  # fmt: skip
     """y and its gradients, every operand replaced by what its int8 rows decode to."""
     x_rows, w_rows = ops.quantize_rows(x.detach()), [ops.quantize_rows(w.detach()) for w in weights]
@@ -68,11 +85,11 @@ def exact(
         out, size = matrix @ h, matrix.abs() @ h.abs()
     else:
         matrix = dense_of(adjacency)
-        z = as_rows(matrix @ xs, adjacency.sum_rows(Rows(*x_rows), None))
+        z = as_rows(matrix @ xs, adjacency.product_rows(QRows(*x_rows), None))
         out, size = z @ ws[0].t(), z.abs() @ ws[0].abs().t()
     for more, less in ((xs @ w.t(), xs.abs() @ w.abs().t()) for w in ws[1:]):
         out, size = out + more, size + less
-    for each in (*bs, None if rows is None else rows.detach().double()):
+    for each in (*bs, None if add is None else add.detach().double()):
         out, size = (out, size) if each is None else (out + each, size + each.abs())
     there = [b for b in bs if b is not None]
     dx, *grads = torch.autograd.grad(out, [xs, *ws, *there], dout.double())

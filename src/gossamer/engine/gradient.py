@@ -133,9 +133,12 @@ class Request:
 
 
 def request_of(x: Tensor) -> Request | None:
-    """What the maker of x asks of its gradient; None if nothing, or if something else stands between."""
+    """What the maker of x asks of its gradient; None if nothing, if something else stands between, or if x was changed.
+
+    Without a gradient x may have been changed in place: it is then no longer the result that attention asks about.
+    """
     request = getattr(x.grad_fn, "request", None)
-    return request if request is not None and request.factors else None
+    return request if request is not None and request.factors and x._version == 0 else None
 
 
 def whole(dout: Tensor) -> Tensor:

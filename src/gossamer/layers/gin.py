@@ -36,7 +36,7 @@ class GINConv(pyg.GINConv):
         first = leading_linear(self.nn) if adjacency.is_linear else None
         if first is None:
             return self.nn(engine.aggregate(adjacency, ready(x_src)))
-        return self.nn.after_first(engine.convolve(x_src, adjacency, first, first.bias))
+        return self.nn.after_first(engine.of(first).convolve(x_src, adjacency, first, first.bias))
 
     def _diagonal(self) -> Tensor:
         return 1 + self.eps if self.eps.requires_grad else torch.full((1,), 1.0 + float(self.eps))

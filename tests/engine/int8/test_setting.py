@@ -10,10 +10,12 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer.compute import conv as conv_module
-from gossamer.compute.exceptions import FEEDS_LOSS, NAMED
-from gossamer.compute.plan import LEAST, Float32, Int8, of, worth
+from gossamer.engine.choice import FEEDS_LOSS, NAMED, engine_of
+from gossamer.engine.int8.engine import Int8Engine
+from gossamer.engine.rules import fits_int8, least
+from gossamer.engine.settings import Float32, Int8
 from gossamer.ops.int8_linear import MAX_COLUMNS
+from support.int8 import Quantised
 from support.paths import forced
 
 NODES, WIDTH = 100, 16
@@ -26,32 +28,18 @@ def _small_tensors_take_fused_ops():
         yield
 
 
-@pytest.fixture
-def multiplied(monkeypatch):
-    """The weights that were multiplied in int8, by identity."""
-    seen, plain = [], conv_module.weight_rows
-    monkeypatch.setattr(conv_module, "weight_rows", lambda weight: seen.append(id(weight)) or plain(weight))
-    return seen
-
-
-def names_of(model, seen):
-    """The names of weights, in order of use."""
-    known = {id(p): name.removesuffix(".weight") for name, p in model.named_parameters()}
-    return [known[each] for each in seen]
-
-
 def graph():
     return torch.randn(NODES, WIDTH), torch.randint(0, NODES, (2, 400))
 
 
-def used(model, multiplied, *args, recipe=None, **setting):
+def used(model, *args, recipe=None, **setting):
     """Names of the modules that multiply in int8 once the model is lightened, in training and in evaluation."""
     report = gs.lighten_(model, gs.Recipe(compute=Int8(**setting)) if recipe is None else recipe)
     found = []
     for mode in (True, False):
-        multiplied.clear()
-        model.train(mode)(*args).sum().backward()
-        found.append(names_of(model, multiplied))
+        with Quantised(model) as weights:
+            model.train(mode)(*args).sum().backward()
+        found.append(weights.names)
     assert sorted(found[0]) == sorted(found[1])
     return found[0], report
 
@@ -134,9 +122,9 @@ READY = {
 
 @pytest.mark.parametrize("norm", [None, "batch_norm"])
 @pytest.mark.parametrize("kind", READY)
-def test_all_but_the_last_product_of_a_ready_model(kind, norm, multiplied):
+def test_all_but_the_last_product_of_a_ready_model(kind, norm):
     make, want, last = READY[kind]
-    found, report = used(make(norm=norm), multiplied, *graph())
+    found, report = used(make(norm=norm), *graph())
     assert found == want
     notes = {row.name: row.note for row in report.rows}
     assert notes[last] == FEEDS_LOSS
@@ -144,9 +132,9 @@ def test_all_but_the_last_product_of_a_ready_model(kind, norm, multiplied):
 
 
 @pytest.mark.parametrize("kind", READY)
-def test_with_jumping_knowledge_the_last_is_another(kind, multiplied):
+def test_with_jumping_knowledge_the_last_is_another(kind):
     make, want, _ = READY[kind]
-    found, report = used(make(jk="cat"), multiplied, *graph())
+    found, report = used(make(jk="cat"), *graph())
     assert set(want) < set(found) and "lin" not in found
     assert [row.name for row in report.rows if row.note == FEEDS_LOSS] == ["lin"]
 
@@ -157,8 +145,12 @@ NAMES = {
     "a container": ("GCN", "convs", []),
     "neighbours of a first layer": ("GraphSAGE", "convs.0.lin_l", ["convs.0.lin_r", "convs.1.lin_l", "convs.1.lin_r"]),
     "roots of a first layer": ("GraphSAGE", "convs.0.lin_r", ["convs.0.lin_l", "convs.1.lin_l", "convs.1.lin_r"]),
-    "neighbours behind a chain": ("GraphSAGE", "convs.1.lin_l", ["convs.0.lin_l", "convs.0.lin_r", "convs.1.lin_r"]),
-    "roots behind a chain": ("GraphSAGE", "convs.1.lin_r", ["convs.0.lin_l", "convs.0.lin_r", "convs.1.lin_l"]),
+    "neighbours after an epilogue": (
+        "GraphSAGE",
+        "convs.1.lin_l",
+        ["convs.0.lin_l", "convs.0.lin_r", "convs.1.lin_r"],
+    ),
+    "roots after an epilogue": ("GraphSAGE", "convs.1.lin_r", ["convs.0.lin_l", "convs.0.lin_r", "convs.1.lin_l"]),
     "first of an MLP": ("GIN", "convs.1.nn.lins.0", [READY["GIN"][1][k] for k in (0, 1, 3, 4)]),
     "second of an MLP": ("GIN", "convs.0.nn.lins.1", [READY["GIN"][1][k] for k in (0, 2, 3, 4)]),
     "an MLP": ("GIN", "convs.1.nn", [READY["GIN"][1][k] for k in (0, 1, 4)]),
@@ -167,78 +159,85 @@ NAMES = {
 
 @pytest.mark.parametrize("norm", [None, "layer_norm"])
 @pytest.mark.parametrize("case", NAMES)
-def test_named_modules_stay_in_float32(case, norm, multiplied):
+def test_named_modules_stay_in_float32(case, norm):
     kind, name, want = NAMES[case]
-    found, report = used(READY[kind][0](norm=norm), multiplied, *graph(), float32=(name,))
+    found, report = used(READY[kind][0](norm=norm), *graph(), float32=(name,))
     assert sorted(found) == want
     assert all(row.note == NAMED for row in report.converted if row.name == name)
 
 
-@pytest.mark.parametrize("case", [name for name in NAMES if "chain" in name])
-def test_named_modules_stay_in_float32_beside_few_bits(case, multiplied):
-    """With codecs a chain may wait for products that are not int8; none that was named is."""
+@pytest.mark.parametrize("case", [name for name in NAMES if "epilogue" in name])
+def test_named_modules_stay_in_float32_beside_few_bits(case):
+    """With codecs an epilogue may wait for products that are not int8; none that was named is."""
     kind, name, want = NAMES[case]
     recipe = gs.Recipe(compute=Int8(float32=(name,)), activations=gs.Blockwise(bits=8))
     model = READY[kind][0](norm="layer_norm")
     gs.lighten_(model, recipe)
-    model(*graph()).sum().backward()
-    assert set(names_of(model, multiplied)) <= set(want)
+    with Quantised(model) as weights:
+        model(*graph()).sum().backward()
+    assert set(weights.names) <= set(want)
 
 
-def test_modules_by_themselves(multiplied):
+def test_modules_by_themselves():
     mlp = pyg.MLP([WIDTH, WIDTH, WIDTH, 3])
-    assert used(mlp, multiplied, graph()[0])[0] == ["lins.0", "lins.1"]
+    assert used(mlp, graph()[0])[0] == ["lins.0", "lins.1"]
     sequence = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3))
-    assert used(sequence, multiplied, graph()[0])[0] == ["0", "2"]
-    assert used(nn.Sequential(nn.Linear(WIDTH, 3)), multiplied, graph()[0])[0] == []  # it feeds the loss
+    assert used(sequence, graph()[0])[0] == ["0", "2"]
+    assert used(nn.Sequential(nn.Linear(WIDTH, 3)), graph()[0])[0] == []  # it feeds the loss
 
 
-def test_a_convolution_alone_stays_in_float32(multiplied):
-    assert used(pyg.GCNConv(WIDTH, 4), multiplied, *graph())[0] == []
+def test_a_convolution_alone_stays_in_float32():
+    assert used(pyg.GCNConv(WIDTH, 4), *graph())[0] == []
 
 
 @pytest.mark.parametrize("aggr", ["max", "mean"])
-def test_maxima_are_float32(aggr, multiplied):
+def test_maxima_are_float32(aggr):
     """The sum of a mean goes through integers; a maximum is no sum, and its product is by float32 rows."""
     model = pyg.GraphSAGE(WIDTH, WIDTH, 2, 3, aggr=aggr)
-    found, _ = used(model, multiplied, *graph())
+    found, _ = used(model, *graph())
     assert "convs.0.lin_r" in found and torch.isfinite(model(*graph())).all()
 
 
-def test_a_learned_epsilon(multiplied):
+def test_an_epsilon_that_requires_grad():
     """GIN's own factor gets its gradient: the sum is float32, the products int8."""
     model = nn.ModuleList([pyg.GINConv(pyg.MLP([WIDTH, WIDTH, WIDTH], norm=None), train_eps=True), nn.Linear(2, 2)])
     gs.lighten_(model, "tango")
-    model[0](*graph()).square().sum().backward()
-    assert model[0].eps.grad.abs() > 0 and len(multiplied) == 2
+    with Quantised(model) as weights:
+        model[0](*graph()).square().sum().backward()
+    assert model[0].eps.grad.abs() > 0 and weights.names == ["0.nn.lins.0", "0.nn.lins.1"]
 
 
-# What is worth rounding.
+# What is quantised.
 
 
-def test_what_is_worth_rounding():
-    assert worth(torch.zeros(LEAST, 1)) and not worth(torch.zeros(LEAST - 1, 1))
-    assert not worth(torch.zeros(8, 8, 64)) and not worth(torch.zeros(LEAST, 1, dtype=torch.float64))
-    assert worth(torch.zeros(1, MAX_COLUMNS)) and not worth(torch.zeros(1, MAX_COLUMNS + 1))
-    assert not torch.vmap(lambda x: torch.tensor(worth(x)))(torch.zeros(3, LEAST, 2)).any()
+def test_what_is_quantised():
+    assert fits_int8(torch.zeros(least.int8, 1)) and not fits_int8(torch.zeros(least.int8 - 1, 1))
+    assert not fits_int8(torch.zeros(8, 8, 64)) and not fits_int8(torch.zeros(least.int8, 1, dtype=torch.float64))
+    assert fits_int8(torch.zeros(1, MAX_COLUMNS)) and not fits_int8(torch.zeros(1, MAX_COLUMNS + 1))
+    assert not torch.vmap(lambda x: torch.tensor(fits_int8(x)))(torch.zeros(3, least.int8, 2)).any()
 
 
-def test_small_inputs_are_float32(multiplied):
+def test_small_inputs_are_float32():
     model = pyg.GCN(WIDTH, WIDTH, 3, 5)
     x, edge_index = torch.randn(7, WIDTH), torch.randint(0, 7, (2, 20))
     want = model(x, edge_index)
     gs.lighten_(model, "tango")
-    torch.testing.assert_close(model(x, edge_index), want)
-    assert not multiplied
+    with Quantised(model) as weights:
+        torch.testing.assert_close(model(x, edge_index), want)
+    assert not weights.names
 
 
-def test_what_a_module_was_told():
+def in_int8(module):
+    return isinstance(engine_of(module), Int8Engine)
+
+
+def test_the_last_recipe_counts():
     model = pyg.GCN(WIDTH, WIDTH, 2, 3)
-    assert of(model.convs[0]) is None
+    assert not in_int8(model.convs[0])
     gs.lighten_(model, "tango")
-    assert of(model.convs[0]) == Int8() and of(model.convs[1]) is None and of("no module") is None
+    assert in_int8(model.convs[0]) and not in_int8(model.convs[1])
     gs.lighten_(model, "float32")
-    assert of(model.convs[0]) is None
+    assert not in_int8(model.convs[0])
     gs.lighten_(model, "tango")
     gs.restore_(model)
-    assert of(model.convs[0]) is None and gs.Recipe().compute == Float32()
+    assert not in_int8(model.convs[0]) and gs.Recipe().compute == Float32()

@@ -11,18 +11,18 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer import measure, ops
-from gossamer.compute import rows
-from gossamer.compute.attention import Setting, gat_sum
-from gossamer.compute.gatv2 import gatv2_sum
-from gossamer.compute.plan import Int8
-from gossamer.layers import chain
+from gossamer import measure
+from gossamer.aggregate import Adjacency
+from gossamer.engine.int8 import qrows
+from gossamer.engine.int8.gat import Setting, gat_sum
+from gossamer.engine.int8.gatv2 import gatv2_sum
+from gossamer.engine.settings import Int8
 from support.compare import cosine
 from support.graphs import random_graph
 from support.int8_attention import Held, dots, exact_gat, exact_gatv2, whole_codes
 from support.paths import forced
 from support.tensors import tensors
-from support.traces import nodes_of
+from support.traces import Calls, nodes_of
 
 NODES, HEADS, WIDTH = 70, 2, 9
 INT8 = gs.Recipe(compute=Int8())
@@ -36,15 +36,17 @@ def _same_numbers():
 # The functions, against float64 at the rounded rows ----------------------------------------------------------------
 
 
-def ours_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, drop, how=INT8.compute):
+def ours_gat(graph, h_src, h_dst, att_src, att_dst, a_edge, bias, drop, setting=INT8.compute):
     h_dst = h_src if h_dst is None else h_dst
     with torch.no_grad():
         terms = dots(h_src, att_src), dots(h_dst, att_dst)
-    return gat_sum(graph, h_src, h_dst, (att_src, att_dst), (*terms, a_edge), bias, Setting(0.2, drop, how))
+    given = (h_src, h_dst, (att_src, att_dst), (*terms, a_edge), bias, Setting(0.2, drop, setting))
+    return gat_sum(graph, Adjacency(graph).edges, *given)
 
 
-def ours_gatv2(graph, h_src, h_dst, att, bias, drop, how=INT8.compute):
-    return gatv2_sum(graph, h_src, h_src if h_dst is None else h_dst, att, bias, Setting(0.2, drop, how))
+def ours_gatv2(graph, h_src, h_dst, att, bias, drop, setting=INT8.compute):
+    h_dst = h_src if h_dst is None else h_dst
+    return gatv2_sum(graph, Adjacency(graph).edges, h_src, h_dst, att, bias, Setting(0.2, drop, setting))
 
 
 SUMS = {"gat": (ours_gat, exact_gat), "gatv2": (ours_gatv2, exact_gatv2)}
@@ -105,15 +107,15 @@ def test_gradients_are_right_on_average(case):
 def test_gradients_to_nearest_are_the_same_each_time_and_those_of_noise_are_not(case):
     ours, _, graph, inputs = case
     dout = torch.randn(graph.num_dst, HEADS * WIDTH)
-    for how, same in ((Int8(gradients="nearest"), True), (Int8(), False)):
-        (_, first), (_, again) = (grads_of(ours, graph, inputs, dout, how=how) for _ in range(2))
+    for setting, same in ((Int8(gradients="nearest"), True), (Int8(), False)):
+        (_, first), (_, again) = (grads_of(ours, graph, inputs, dout, setting=setting) for _ in range(2))
         assert torch.equal(first[0], again[0]) == same
 
 
 def test_scales(case, monkeypatch):
     """Rows times 2^k with atts times 2^-k, and dout times 2^m: the same codes, and every result scaled exactly."""
     ours, _, graph, inputs = case
-    monkeypatch.setattr(rows, "draw_seed", lambda x: 5)  # it would be another for other numbers
+    monkeypatch.setattr(qrows, "draw_seed", lambda x: 5)  # it would be another for other numbers
     dout, is_gat = torch.randn(graph.num_dst, HEADS * WIDTH), len(inputs) == 6
     parts = ["h", "h", "att", "att", "edge", "bias"] if is_gat else ["h", "h", "att", "bias"]
     out, grads = grads_of(ours, graph, inputs, dout)
@@ -131,27 +133,16 @@ def test_scales(case, monkeypatch):
             assert torch.equal(new, grad * by_part[part]), (part, k, m)
 
 
-def test_each_tensor_is_rounded_once(case, monkeypatch):
+def test_each_tensor_is_rounded_once(case):
     ours, _, graph, inputs = case
-    counts = {"quantize_rows": 0, "quantize_times": 0}
-
-    def counted(name):
-        op = getattr(ops, name)
-
-        def run(*args):
-            counts[name] += 1
-            return op(*args)
-
-        return run
-
-    for name in counts:
-        monkeypatch.setattr(ops, name, counted(name))
-    grads_of(ours, graph, inputs, torch.randn(graph.num_dst, HEADS * WIDTH))
-    assert counts == {"quantize_rows": 1 if inputs[1] is None else 2, "quantize_times": 1}
+    with Calls() as calls:
+        grads_of(ours, graph, inputs, torch.randn(graph.num_dst, HEADS * WIDTH))
+    assert calls.names.count("quantize_rows") == (1 if inputs[1] is None else 2)
+    assert calls.names.count("quantize_times") == 1
 
 
-def test_kept_are_rows_and_numbers_of_nodes_or_edges(case):
-    """GAT makes weights again from a number per node and head; GATv2 keeps them."""
+def test_saved_are_rows_and_numbers_of_nodes_or_edges(case):
+    """GAT recomputes weights from a number per node and head; GATv2 saves them."""
     ours, _, graph, inputs = case
     with measure.kept(exclude=inputs) as account:
         out = ours(graph, *inputs, (0.3, 11))
@@ -303,7 +294,7 @@ def test_evaluation_is_the_forward_of_training(layer):
         assert torch.equal(model(*args), out)
 
 
-def test_no_float_rows_are_kept(layer):
+def test_no_float_rows_are_saved(layer):
     model, args = layer
     gs.lighten_(model, "tango")
     with measure.kept(exclude=[model, args]) as account:
@@ -350,7 +341,7 @@ def test_with_activations_in_few_bits_they_are_summed_as_those_say_and_projected
     assert_alike(found, run(model, args, gs.Recipe()))
 
 
-# Behind a chain -----------------------------------------------------------------------------------------------------
+# Behind an epilogue ------------------------------------------------------------------------------------------------
 
 
 def stacked(kind, **given):
@@ -360,15 +351,18 @@ def stacked(kind, **given):
 
 
 @pytest.fixture
-def in_chains(monkeypatch):
-    """Small tensors take fused ops; counts the chains that are made as int8 rows."""
-    made, in_int8 = [], chain.Pending.in_int8
-    monkeypatch.setattr(chain.Pending, "in_int8", lambda *args: made.append(args[1]) or in_int8(*args))
+def fused():
+    """Small tensors take fused ops."""
     with forced(least=1):
-        yield made
+        yield
 
 
-def assert_chained(found, truth):
+def quantised(calls):
+    """How many epilogues were made as int8 rows."""
+    return calls.names.count("chain_rows") + calls.names.count("chain_keep_rows")
+
+
+def assert_stacked(found, truth):
     (out, grads), (whole, exact) = found, truth
     assert cosine(out, whole) > 0.999  # the same masks
     assert cosine(*(torch.cat([all_of[name].flatten() for name in exact]) for all_of in (grads, exact))) > 0.995
@@ -378,38 +372,42 @@ def assert_chained(found, truth):
         assert float(grad.norm()) < 1e-4 * top or cosine(grads[name], grad) > 0.93, name
 
 
-CHAINED = [(kind, given) for kind in SUMS for given in ({}, {"residual": True}, {"concat": False})]
-CHAINED += [("gat", {"edge_dim": 3}), ("gatv2", {"share_weights": True})]
+STACKED = [(kind, given) for kind in SUMS for given in ({}, {"residual": True}, {"concat": False})]
+STACKED += [("gat", {"edge_dim": 3}), ("gatv2", {"share_weights": True})]
 
 
-@pytest.mark.parametrize(("kind", "given"), CHAINED, ids=str)
-def test_a_chain_comes_in_as_rows(kind, given, in_chains):
+@pytest.mark.parametrize(("kind", "given"), STACKED, ids=str)
+def test_an_epilogue_comes_in_as_rows(kind, given, fused):
     model, (x, edge_index, attr) = stacked(kind, **given), arguments("gat, edges")
     named = {"edge_attr": attr} if "edge_dim" in given else {}
-    truth = run(model, (x, edge_index), gs.Recipe(), **named)
-    assert not in_chains
-    found = run(model, (x, edge_index), "tango", **named)
-    assert len(in_chains) == 1 and sums_int8(found[0])  # two chains; the last convolution is in float32
-    assert_chained(found, truth)
+    with Calls() as calls:
+        truth = run(model, (x, edge_index), gs.Recipe(), **named)
+    assert quantised(calls) == 0
+    with Calls() as calls:
+        found = run(model, (x, edge_index), "tango", **named)
+    assert quantised(calls) == 1 and sums_int8(found[0])  # of two; the last convolution is in float32
+    assert_stacked(found, truth)
 
 
 @pytest.mark.parametrize("kind", SUMS)
 @pytest.mark.parametrize("compute", [gs.recipe.Float32(), Int8()], ids=str)
-def test_a_chain_kept_in_few_bits(kind, compute, in_chains):
+def test_an_epilogue_saved_in_few_bits(kind, compute, fused):
     model, (x, edge_index) = stacked(kind, residual=True, act=None), arguments("gat")
     recipe = gs.Recipe(compute=compute, activations=gs.Blockwise(bits=8))
-    found = run(model, (x, edge_index), recipe)
-    assert len(in_chains) == isinstance(compute, Int8) and not sums_int8(found[0])
-    assert_chained(found, run(model, (x, edge_index), gs.Recipe()))
+    with Calls() as calls:
+        found = run(model, (x, edge_index), recipe)
+    assert quantised(calls) == isinstance(compute, Int8) and not sums_int8(found[0])
+    assert_stacked(found, run(model, (x, edge_index), gs.Recipe()))
 
 
-def test_a_listener_gets_the_chain_s_result(in_chains):
+def test_a_listener_gets_the_epilogue_s_result(fused):
     model, (x, edge_index) = stacked("gat"), arguments("gat")
     gs.lighten_(model, "tango")
     heard = []
     model.convs[1].lin.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape))
-    model(x, edge_index)
-    assert heard == [(MANY, 18)] and not in_chains
+    with Calls() as calls:
+        model(x, edge_index)
+    assert heard == [(MANY, 18)] and quantised(calls) == 0
 
 
 # All of it ----------------------------------------------------------------------------------------------------------

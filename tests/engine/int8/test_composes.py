@@ -17,11 +17,12 @@ from torch_geometric.data import Batch, Data
 
 import gossamer as gs
 from gossamer import ops
-from gossamer.activations import noise
-from gossamer.compute.conv import products
-from gossamer.compute.entry import Entry
-from gossamer.compute.plan import Int8
-from gossamer.layers import chain as chains
+from gossamer.engine import noise
+from gossamer.engine.choice import engine_of
+from gossamer.engine.epilogue import Deferred
+from gossamer.engine.int8.entry import Entry
+from gossamer.engine.int8.products import products
+from gossamer.engine.settings import Int8
 from support.compare import cosine, nsr
 from support.paths import forced
 from support.tensors import seeded
@@ -110,7 +111,7 @@ def test_eight_bits_are_unbiased_for_weights():
 
 
 def test_backward_twice_with_retain_graph(model):
-    """Both are unbiased draws; what is kept is not used up."""
+    """Both are unbiased draws; what is saved is not used up."""
     plain = copy.deepcopy(model)
     gs.lighten_(model, "tango")
     out = model(*data()).square().sum()
@@ -424,7 +425,7 @@ def test_a_weight_used_twice():
     assert cosine(gradients(lighter, data()[0]), gradients(plain, data()[0])) > 0.99
 
 
-def test_learned_edge_weights(model):
+def test_edge_weights_that_require_grad(model):
     """Products stay int8, the weighted sums are float32: the weights of edges get their gradient."""
     if not model.supports_edge_weight:
         conv = pyg.GraphConv(WIDTH, WIDTH)
@@ -442,14 +443,14 @@ def test_learned_edge_weights(model):
     assert cosine(*grads) > 0.99
 
 
-def test_a_chain_before_a_convolution_with_learned_edge_weights():
+def test_an_epilogue_before_a_convolution_whose_edge_weights_require_grad():
     conv = pyg.GraphConv(WIDTH, WIDTH)
     gs.lighten_(nn.ModuleList([conv, nn.Linear(2, 2)]), "tango")
     x, edge_index = data()
     weight = torch.rand(edge_index.size(1), requires_grad=True)
-    pending = chains.pend(x, None, nn.ReLU(), 0.0, None, None, Int8())
-    assert isinstance(pending, chains.Pending)
-    torch.testing.assert_close(conv.after_chain(pending, edge_index, weight), conv(x.relu(), edge_index, weight))
+    deferred = engine_of(conv).epilogue(x, act=nn.ReLU(), defer=True)
+    assert isinstance(deferred, Deferred)
+    torch.testing.assert_close(conv(deferred, edge_index, weight), conv(x.relu(), edge_index, weight))
 
 
 # Every instruction set.

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from gossamer import Graph, ops
-from gossamer.activations import noise
-from gossamer.compute import rows as rows_of
-from gossamer.compute.conv import Adjacency, convolve, products
-from gossamer.compute.entry import Entry
-from gossamer.compute.plan import Int8
+from gossamer.aggregate import Adjacency
+from gossamer.engine import noise
+from gossamer.engine.int8 import qrows
+from gossamer.engine.int8.entry import Entry
+from gossamer.engine.int8.products import convolve, products
+from gossamer.engine.settings import Int8
 from gossamer.ops.int8_grad import CHUNK
+from gossamer.ops.quantize_rows import QRows
 from support.compare import UNIT, cosine, nsr
 from support.graphs import random_graph
 from support.int8 import assert_near, decoded, dense_of, exact, predicted
@@ -60,7 +62,7 @@ CASES += [(first, name, True) for first in ("multiply", "aggregate") for name in
 class Call:
     """One call with everything that belongs to it; `many`: a second weight (and, of products, a second result)."""
 
-    def __init__(self, first, name, many, columns=17, outs=12, with_rows=False, with_bias=True, seed=0):
+    def __init__(self, first, name, many, columns=17, outs=12, with_add=False, with_bias=True, seed=0):
         self.first = first
         self.adjacency = None if first == "products" else ADJACENCIES[name]()
         graph = square() if self.adjacency is None else self.adjacency.graph
@@ -69,7 +71,7 @@ class Call:
         made = tensors((num_src, columns), *[(outs, columns)] * count, *[(outs,)] * count, (num_dst, outs), seed=seed)
         self.x, self.weights, biases = made[0], made[1 : 1 + count], made[1 + count : 1 + 2 * count]
         self.biases = biases if with_bias else [None] * count
-        self.rows = made[-1] if with_rows else None
+        self.add = made[-1] if with_add else None
         self.douts = [t.detach() for t in tensors(*[(num_dst, outs)] * (2 if self.two else 1), seed=seed + 100)]
 
     @property
@@ -79,8 +81,8 @@ class Call:
     def run(self, x=None, weights=None, entry=INT8):
         x, weights = self.x if x is None else x, self.weights if weights is None else weights
         if self.adjacency is None:
-            return products(x, weights, self.biases, entry, rows=self.rows)[:-2]
-        return convolve(x, self.adjacency, weights, self.biases, self.first, entry, rows=self.rows)[:-2]
+            return products(x, weights, self.biases, entry, add=self.add)[:-2]
+        return convolve(x, self.adjacency, weights, self.biases, self.first, entry, add=self.add)[:-2]
 
     @property
     def inputs(self):
@@ -89,11 +91,11 @@ class Call:
     def exact(self):
         """Results, their sums of magnitudes, and gradients in the order of `inputs`."""
         if not self.two:
-            e = exact(self.x, self.adjacency, self.weights, self.biases, self.first, self.douts[0], self.rows)
+            e = exact(self.x, self.adjacency, self.weights, self.biases, self.first, self.douts[0], self.add)
             return [e.out], [e.size], [e.dx, *e.dweights, *e.dbiases]
         each = [
             exact(self.x, None, [w], [b], "products", d, r)
-            for w, b, d, r in zip(self.weights, self.biases, self.douts, (self.rows, None), strict=True)
+            for w, b, d, r in zip(self.weights, self.biases, self.douts, (self.add, None), strict=True)
         ]
         grads = [each[0].dx + each[1].dx, *(e.dweights[0] for e in each), *(e.dbiases[0] for e in each)]
         return [e.out for e in each], [e.size for e in each], grads
@@ -119,18 +121,18 @@ def test_forward(call):
         assert_near(out, truth, size, call.terms)
 
 
-WITH_ROWS = [("products", "none", True), ("multiply", "gcn", True), ("aggregate", "few destinations", False)]
+WITH_ADD = [("products", "none", True), ("multiply", "gcn", True), ("aggregate", "few destinations", False)]
 
 
-@pytest.mark.parametrize("first, name, many", WITH_ROWS)
-def test_rows_are_added_and_get_their_gradient(first, name, many):
-    call = Call(first, name, many, with_rows=True)
+@pytest.mark.parametrize("first, name, many", WITH_ADD)
+def test_an_addend_gets_its_gradient(first, name, many):
+    call = Call(first, name, many, with_add=True)
     outs, sizes, _ = call.exact()
     found = call.run()
     for out, truth, size in zip(found, outs, sizes, strict=True):
         assert_near(out, truth, size, call.terms)
-    (drows,) = torch.autograd.grad(found, [call.rows], call.douts)
-    assert torch.equal(drows, call.douts[0])  # the first result's alone
+    (dadd,) = torch.autograd.grad(found, [call.add], call.douts)
+    assert torch.equal(dadd, call.douts[0])  # the first result's alone
 
 
 def test_every_width():
@@ -170,7 +172,7 @@ def test_gradients_are_unbiased(call):
 
 @pytest.mark.parametrize("first", ["multiply", "aggregate"])
 def test_gradients_without_a_gradient_of_x_are_unbiased(first):
-    """Of data: dW alone, by another path."""
+    """Of an input that needs no gradient: dW alone, by another path."""
     call = Call(first, "gcn", False)
     call.x.requires_grad_(False)
     (out,) = call.run()
@@ -314,7 +316,7 @@ def test_a_zero_weight_gets_a_gradient(first):
 @pytest.fixture
 def same_noise(monkeypatch):
     """Seeds are a hash of the numbers that are rounded; here they are one constant."""
-    monkeypatch.setattr(rows_of, "draw_seed", lambda x=None: 5)
+    monkeypatch.setattr(qrows, "draw_seed", lambda x=None: 5)
 
 
 @pytest.mark.parametrize("power", [-20, 20])
@@ -401,26 +403,26 @@ def test_a_star_with_200_000_leaves(first, inwards):
     assert out.isfinite().all() and dw.isfinite().all()
     # the hub alone: coherent with the float64 sum of the rounded rows
     if first == "aggregate" and inwards:
-        z = decoded(Adjacency(graph).sum_rows(rows_of.Rows(*ops.quantize_rows(x.detach())), None))[0]
+        z = decoded(Adjacency(graph).product_rows(QRows(*ops.quantize_rows(x.detach())), None))[0]
         want = decoded(ops.quantize_rows(x.detach()))[1:].sum(0)
         step = float(want.abs().max()) / 127
         assert float((z - want).abs().max()) <= step / 2 + leaves * UNIT * float(xd.abs().max()) * leaves**0.5
 
 
-def test_sums_of_data_follow_the_diagonal():
-    """Remembered for a constant of the same number, expanded anew; made again for another number or vector."""
-    graph, x = square(), rows_of.Rows(*ops.quantize_rows(torch.randn(60, 17)))
+def test_sums_of_an_input_follow_the_diagonal():
+    """Remembered for a constant of the same number, in a new tensor; made again for another number or vector."""
+    graph, x = square(), QRows(*ops.quantize_rows(torch.randn(60, 17)))
 
     def summed(diagonal):
         adjacency = Adjacency(graph, diagonal=diagonal)
-        rows, fresh = adjacency.sum_of_data(x), adjacency.sum_rows(x, None)
+        rows, fresh = adjacency.product_rows_once(x), adjacency.product_rows(x, None)
         assert torch.equal(rows.codes, fresh.codes) and torch.equal(rows.scale, fresh.scale)
         return rows
 
-    first = summed(torch.tensor(1.25).expand(60))
-    assert summed(torch.tensor(1.25).expand(60)) is first
+    first = summed(torch.tensor(1.25))
+    assert summed(torch.tensor(1.25)) is first
     vector = torch.rand(60)
-    for diagonal in (torch.tensor(0.5).expand(60), None, vector, torch.rand(60), vector, vector.neg_(), None):
+    for diagonal in (torch.tensor(0.5), None, vector, torch.rand(60), vector, vector.neg_(), None):
         summed(diagonal)
     assert summed(vector) is summed(vector)
     with torch.inference_mode():

@@ -14,15 +14,14 @@ from torch_geometric import nn as pyg
 
 import gossamer as gs
 from gossamer import measure, ops
-from gossamer.activations import noise
-from gossamer.activations.chain import Settings
-from gossamer.compute import rows as rows_of
-from gossamer.compute.conv import Adjacency, products
-from gossamer.compute.entry import Entry
-from gossamer.compute.plan import Int8
-from gossamer.layers.adjacency import gcn_graph_of, graph_of
+from gossamer.aggregate import build
+from gossamer.engine import noise
+from gossamer.engine.int8 import qrows
+from gossamer.engine.int8.entry import Entry
+from gossamer.engine.int8.products import products
+from gossamer.engine.settings import Int8
 from gossamer.ops.activation import ACTIVATIONS
-from gossamer.ops.norm_act import Over
+from gossamer.ops.norm_act import Over, Settings
 from support.compare import cosine, nsr
 from support.int8 import Exact, assert_near, exact
 from support.paths import forced
@@ -58,26 +57,25 @@ def mlp(*sizes):
     return pyg.MLP(list(sizes), norm=None)
 
 
-# One layer: what compute.conv computes with the right operands.
+# One layer: its product with the right operands.
 
 
 def _gcn(edge_weight=None, **named):
     layer = lightened(pyg.GCNConv(COLUMNS, OUTS, **named))
-    graph, value, scale = gcn_graph_of(edges(), NODES, edge_weight, False, named.get("add_self_loops", True))
-    return layer, (edges(), edge_weight), Adjacency(graph, value, scale, scale), [layer.lin.weight], [layer.bias]
+    adjacency = build.gcn(edges(), NODES, edge_weight, False, named.get("add_self_loops", True))
+    return layer, (edges(), edge_weight), adjacency, [layer.lin.weight], [layer.bias]
 
 
 def _sage(aggr="mean", root=True):
     layer = lightened(pyg.SAGEConv(COLUMNS, OUTS, aggr=aggr, root_weight=root))
-    graph = graph_of(edges(), (NODES, NODES)).graph
-    adjacency = Adjacency(graph, None, None, graph.inverse_degree if aggr == "mean" else None)
+    adjacency = build.neighbours(edges(), (NODES, NODES), reduce=aggr)
     lins = [layer.lin_l, layer.lin_r] if root else [layer.lin_l]
     return layer, (edges(),), adjacency, [lin.weight for lin in lins], [lin.bias for lin in lins]
 
 
 def _graph_conv():
     layer, weight = lightened(pyg.GraphConv(COLUMNS, OUTS)), torch.rand(1000) + 0.1
-    adjacency = Adjacency(graph_of(edges(), (NODES, NODES), weight).graph)
+    adjacency = build.neighbours(edges(), (NODES, NODES), weight)
     weights, biases = [layer.lin_rel.weight, layer.lin_root.weight], [layer.lin_rel.bias, None]
     return layer, (edges(), weight), adjacency, weights, biases
 
@@ -88,7 +86,7 @@ def _gin():
     return (
         layer,
         (edges(),),
-        Adjacency(graph_of(edges(), (NODES, NODES)).graph, diagonal=torch.tensor(1.25).expand(NODES)),
+        build.neighbours(edges(), (NODES, NODES)).with_diagonal(torch.tensor(1.25)),
         [first.weight],
         [first.bias],
     )
@@ -113,22 +111,22 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("learned", [True, False], ids=["hidden", "data"])
-def test_a_layer_is_its_formula(kind, learned):
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["hidden", "input"])
+def test_a_layer_is_its_formula(kind, requires_grad):
     """Of dequantised operands, in float64; which operand is rounded between depends on what is done first."""
     layer, args, adjacency, weights, biases = LAYERS[kind]()
     x, dout = tensors((NODES, COLUMNS), (NODES, OUTS), seed=2)
-    x.requires_grad_(learned)
-    first = "multiply" if learned else "aggregate"  # 24 columns, 16 outputs: order.py
+    x.requires_grad_(requires_grad)
+    first = "multiply" if requires_grad else "aggregate"  # 24 columns, 16 outputs: rules.py
     out = layer(x, *args)
     wanted = [*weights, *(b for b in biases if b is not None)]
-    wanted = [x, *wanted] if learned else wanted
+    wanted = [x, *wanted] if requires_grad else wanted
     truth: Exact = exact(x, adjacency, weights, biases, first, dout.detach())
     degree = 0 if adjacency is None else int(adjacency.graph.rowptr.diff().max())
     assert_near(out, truth.out, truth.size, 2 * COLUMNS + degree)
     found = torch.autograd.grad(out, wanted, dout.detach())
     expected = [*truth.dweights, *truth.dbiases]
-    for a, b in zip(found, [truth.dx, *expected] if learned else expected, strict=True):
+    for a, b in zip(found, [truth.dx, *expected] if requires_grad else expected, strict=True):
         assert cosine(a, b) > 0.99 and nsr(a, b) < 4e-3  # gradients alone are rounded: three times or less, 1e-3 each
 
 
@@ -146,20 +144,20 @@ NORMS = {
 @pytest.mark.parametrize("p", [0.0, 0.5])
 @pytest.mark.parametrize("act", ["identity", "relu", "leaky_relu", "elu", "gelu"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_chain_before_a_product(norm, act, p, monkeypatch):
+def test_an_epilogue_before_a_product(norm, act, p, monkeypatch):
     """Made together, rows are those of norm_act, quantised: results and all gradients are the same bits."""
-    monkeypatch.setattr(rows_of, "draw_seed", lambda x=None: 3)
+    monkeypatch.setattr(qrows, "draw_seed", lambda x=None: 3)
     over, fixed = NORMS[norm]
     x, w, b, scale, shift, dout = tensors(
         (NODES, COLUMNS), (OUTS, COLUMNS), (OUTS,), (COLUMNS,), (COLUMNS,), (NODES, OUTS)
     )
     affine = (scale, shift) if over != Over.NOTHING else (None, None)
     statistics = (x.detach().mean(0) + 0.1, x.detach().var(0) + 0.2) if fixed else (None, None)
-    how = Settings(int(over), 1e-5, ACTIVATIONS.index(act), 0.2 if act == "leaky_relu" else 1.0, p, 77)
+    settings = Settings(int(over), 1e-5, ACTIVATIONS.index(act), 0.2 if act == "leaky_relu" else 1.0, p, 77)
     wanted = [t for t in (x, w, b, *affine) if t is not None]
-    out, mean, var = products(x, [w], [b], Entry(Int8(), how), (*affine, *statistics))
+    out, mean, var = products(x, [w], [b], Entry(Int8(), settings), (*affine, *statistics))
     found = torch.autograd.grad(out, wanted, dout.detach())
-    result, own_mean, own_var = ops.norm_act(x, *affine, *statistics, *how)
+    result, own_mean, own_var = ops.norm_act(x, *affine, *statistics, *settings)
     (want, *_) = products(result, [w], [b], Entry(Int8()))
     assert torch.equal(out, want) and torch.equal(mean, own_mean) and torch.equal(var, own_var)
     for a, e in zip(found, torch.autograd.grad(want, wanted, dout.detach()), strict=True):
@@ -200,7 +198,7 @@ def test_a_sequence_is_its_modules(norm, act, fused):
 
 
 def test_dropout_between_drops_what_it_says(fused):
-    """The mask of a chain in int8 is dropout's: a product with the identity shows it, and its gradient has the same."""
+    """The mask of an epilogue in int8 is dropout's: a product with the identity shows it, its gradient has the same."""
     sequence = nn.Sequential(nn.ReLU(), nn.Dropout(0.5), nn.Linear(COLUMNS, COLUMNS, bias=False))
     with torch.no_grad():
         sequence[2].weight.copy_(torch.eye(COLUMNS))
@@ -309,7 +307,7 @@ def test_the_same_weights_for_any_number_of_threads(kind, recipe):
             assert torch.equal(value, one[name]), f"{name} with {threads} threads"
 
 
-# What is rounded, and what is kept.
+# What is quantised, and what is saved.
 
 
 @pytest.fixture
@@ -358,7 +356,7 @@ def test_rounded_stochastically_a_tensor_is_rounded_anew(rounded):
 ROWS = NODES * (COLUMNS + 4)
 WEIGHT = 2 * OUTS * COLUMNS + 8 * OUTS
 """Codes, the same turned round, and scales."""
-KEPT = {
+SAVED = {
     "Linear": ROWS + WEIGHT,
     "GCN": ROWS + WEIGHT,
     "SAGE, mean": ROWS + 2 * WEIGHT,
@@ -368,26 +366,29 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("learned", [True, False], ids=["hidden", "data"])
-@pytest.mark.parametrize("kind", KEPT)
-def test_bytes_kept_of_an_operand(kind, learned):
-    """N (D + 4) per operand; of data, summed first, a layer with a root keeps both the rows and their sums."""
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["hidden", "input"])
+@pytest.mark.parametrize("kind", SAVED)
+def test_bytes_saved_of_an_operand(kind, requires_grad):
+    """N (D + 4) per operand.
+
+    Of an input that needs no gradient, summed first, a layer with a root saves both the rows and their sums.
+    """
     layer, args, *_ = LAYERS[kind]()
-    x = torch.randn(NODES, COLUMNS, requires_grad=learned)
+    x = torch.randn(NODES, COLUMNS, requires_grad=requires_grad)
     found = measure.kept_bytes(lambda: layer(x, *args), exclude=[layer, x, *args])
-    two = not learned and KEPT[kind] == ROWS + 2 * WEIGHT
-    assert found == KEPT[kind] + (ROWS if two else 0)
+    two = not requires_grad and SAVED[kind] == ROWS + 2 * WEIGHT
+    assert found == SAVED[kind] + (ROWS if two else 0)
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_bytes_kept_of_a_model(kind):
-    """Float32 with norms keeps two float tensors a layer, int8 one and a quarter, with two bits an eighth of that."""
+def test_bytes_saved_of_a_model(kind):
+    """Float32 with norms saves two float tensors a layer, int8 one and a quarter, with two bits an eighth of that."""
     x, edge_index, _ = planted(nodes=3000, width=64, degree=4)
 
-    def kept(recipe):
+    def saved(recipe):
         model = MODELS[kind](64, 64, 4, 8, norm="batch_norm", dropout=0.5)
         gs.lighten_(model, recipe)
         return measure.kept_bytes(lambda: model(x, edge_index), exclude=[model, x, edge_index])
 
-    float32, int8, feather = (kept(recipe) for recipe in ("float32", "tango", "feather"))
+    float32, int8, feather = (saved(recipe) for recipe in ("float32", "tango", "feather"))
     assert int8 < 0.8 * float32 and feather < 0.2 * int8

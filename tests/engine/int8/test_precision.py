@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from torch_geometric.data import Data
 
 import gossamer as gs
 from gossamer import ops
-from gossamer.compute import plan
-from gossamer.compute.rows import Rows
-from gossamer.compute.watch import SAMPLE, STEPS, Watch, nsr, restore, sampled, state
+from gossamer.engine.choice import engine_of
+from gossamer.engine.int8.engine import Int8Engine
+from gossamer.engine.int8.precision import SAMPLE, STEPS, Watch, nsr, sampled
+from gossamer.ops.quantize_rows import QRows
+from gossamer.state.layer import model_state_of
 from gossamer.training.history import Epoch
 
 NODES, EDGES, COLUMNS = 200, 1200, 24
@@ -80,12 +83,18 @@ def trained(
     return [step(model, optimizer, given) for _ in range(steps)]
 
 
+def state(model: nn.Module) -> dict[str, Any]:
+    """What each layer of a lightened model has measured, as a checkpoint holds it."""
+    found = model_state_of(model)
+    return {} if found is None else {name: told["precision"] for name, told in found.state()["layers"].items()}
+
+
 def auto(tolerance: float, **settings: Any) -> gs.Int8:
     return gs.Int8(auto=True, tolerance=tolerance, **settings)
 
 
-def rows_of(x: Tensor, seed: int | None = None) -> Rows:
-    return Rows(*ops.quantize_rows(x, seed))
+def rows_of(x: Tensor, seed: int | None = None) -> QRows:
+    return QRows(*ops.quantize_rows(x, seed))
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -149,7 +158,7 @@ def test_the_limits(found: dict[str, float], reason: str) -> None:
     assert watch.decided and watch.in_float32 == bool(reason) and watch.excess == reason
 
 
-@pytest.mark.parametrize("activations", [gs.Keep(), gs.Blockwise(bits=2)], ids=["keep", "few bits"])
+@pytest.mark.parametrize("activations", [gs.Keep(), gs.Blockwise(bits=2)], ids=["float32", "few bits"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("name", MODELS)
 def test_watching_changes_no_result(name: str, rounding: Any, activations: Any) -> None:
@@ -174,15 +183,15 @@ class One(nn.Module):
         return self.head(self.conv(x, edge_index))
 
 
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("width", [4, 128])
 @pytest.mark.parametrize("kind", [pyg.GCNConv, pyg.SAGEConv, pyg.GraphConv])
-def test_every_operand_is_measured(kind: Any, width: int, learned: bool) -> None:
+def test_every_operand_is_measured(kind: Any, width: int, requires_grad: bool) -> None:
     model, (x, edges) = One(kind(COLUMNS, width), width), inputs()
-    trained(model, auto(TOLERANT), (x.requires_grad_(learned), edges), 1)
+    trained(model, auto(TOLERANT), (x.requires_grad_(requires_grad), edges), 1)
     ((name, told),) = gs.precision(model).items()
     multiply = {"x", "weight", "h", "dout", "dh"}
-    aggregate = {"x", "weight", "z"} | ({"dout", "dz"} if learned else set())
+    aggregate = {"x", "weight", "z"} | ({"dout", "dz"} if requires_grad else set())
     assert name == "conv" and set(told.nsr) == (multiply if width == 4 else aggregate)
     assert all(1e-6 < noise < 1e-3 for noise in told.nsr.values())
 
@@ -203,7 +212,7 @@ def test_what_is_decided_float32_computes_in_float32(name: str) -> None:
     told = gs.precision(model)
     assert told and {decision.compute for decision in told.values()} == {"float32"}
     multiplying = [module for module in model.modules() if hasattr(module, "weight") and module.weight.dim() == 2]
-    assert multiplying and all(plan.of(module) is None for module in multiplying)
+    assert multiplying and not any(isinstance(engine_of(module), Int8Engine) for module in multiplying)
     gs.lighten_(other, gs.Recipe(compute=gs.Int8(float32=tuple(told))))
     for mode in (True, False):
         torch.manual_seed(3)
@@ -335,10 +344,11 @@ def test_a_resumed_run_decides_and_ends_like_one_that_was_not_stopped(
 def test_a_checkpoint_without_measurements_begins_them_anew() -> None:
     model = model_of("GCN")
     trained(model, auto(STRICT), inputs())
-    found = state(model)
-    restore(model, {})
+    found, owner = state(model), model_state_of(model)
+    written = owner.state()
+    owner.restore({"step": 0, "epoch": 0, "layers": {}})
     assert all(told == {"steps": 0, "nsr": {}} for told in state(model).values())
-    restore(model, found)
+    owner.restore(json.loads(json.dumps(written)))
     assert state(model) == found and gs.precision(model)["convs.0"].compute == "float32"
 
 

@@ -15,7 +15,7 @@ from torch_geometric import nn as pyg
 
 import gossamer as gs
 from gossamer import measure, native, ops
-from gossamer.activations import noise
+from gossamer.engine import noise
 from gossamer.compute.box import Box
 from gossamer.compute.plan import Int8
 from gossamer.compute.rows import Weight
