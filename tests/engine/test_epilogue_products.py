@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gossamer.compute import box as boxes
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -11,7 +12,6 @@ from torch_geometric import nn as pyg
 
 import gossamer as gs
 from gossamer import measure, native
-from gossamer.compute import box as boxes
 from support.compare import cosine
 from support.paths import forced
 from support.planted import CLASSES, NODES, WIDTH, planted

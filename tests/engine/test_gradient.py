@@ -8,16 +8,16 @@ import io
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
-from torch_geometric import nn as pyg
-
-import gossamer as gs
 from gossamer.compute import box as boxes
 from gossamer.compute.box import Box, box_of, drop_box
 from gossamer.compute.conv import products
 from gossamer.compute.entry import Entry
 from gossamer.compute.plan import Int8
+from torch import nn
+from torch.nn import functional as F
+from torch_geometric import nn as pyg
+
+import gossamer as gs
 from support.compare import cosine
 from support.paths import forced
 from support.planted import CLASSES, NODES, WIDTH, planted

@@ -9,6 +9,10 @@ import weakref
 
 import pytest
 import torch
+from gossamer.compute.box import Box
+from gossamer.compute.plan import Int8
+from gossamer.compute.rows import Weight
+from gossamer.compute.watch import STEPS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
@@ -16,10 +20,6 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer import measure, native, ops
 from gossamer.engine import noise
-from gossamer.compute.box import Box
-from gossamer.compute.plan import Int8
-from gossamer.compute.rows import Weight
-from gossamer.compute.watch import STEPS
 from gossamer.layers import gat, rules
 from support.compare import cosine
 from support.graphs import random_graph
