@@ -165,7 +165,7 @@ class _Epilogue(torch.autograd.Function):
             dx, dweight, dbias = ctx.asked.fill((whole(dout), *ctx.saved_tensors), ctx.settings)
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         own = (dweight if needs_weight else None, dbias if needs_bias else None)
-        return dx, *own, None, None, None, *[None] * len(ctx.settings)
+        return refuse_twice(dx, *own, None, None, None, *[None] * len(ctx.settings))
 
 
 NO_CODES = (0, 1, True, None, None, 8)
