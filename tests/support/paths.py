@@ -12,7 +12,8 @@ from gossamer import native
 from gossamer.quiet_pyg import importing_pyg
 
 with importing_pyg():
-    from gossamer.engine import rules
+    from gossamer.engine import gradient, rules
+    from gossamer.engine.int8 import engine as int8_engine
 if native.library:
     from gossamer.backends.cpu import _kept_chain
 
@@ -20,11 +21,14 @@ needs_native = pytest.mark.skipif(native.library is None, reason="the native mod
 
 
 @contextlib.contextmanager
-def forced(least: int | None = None, tile_elements: int | None = None) -> Iterator[None]:
+def forced(
+    least: int | None = None, tile_elements: int | None = None, requests: bool = True, together: bool = True
+) -> Iterator[None]:
     """Within this context, layers take fused ops from `least` elements on, and kernels work in tiles of so many.
 
     `least=1`: small tensors go the way of large ones, without kernels through the references of the fused ops;
-    a huge one: torch's own ops. None: as it is.
+    a huge one: torch's own ops. None: as it is. Without `requests` no epilogue makes its gradient as int8 rows;
+    unless `together`, a float32 product behind one that does is made by itself.
     """
     sizes = {} if least is None else {"fused": least, "dropout": least}
     with pytest.MonkeyPatch.context() as patch, rules.forced(**sizes):
@@ -32,4 +36,8 @@ def forced(least: int | None = None, tile_elements: int | None = None) -> Iterat
             patch.setattr(rules, "native", SimpleNamespace(library="references"))
         if tile_elements is not None and native.library:
             patch.setattr(_kept_chain, "TILE_ELEMENTS", tile_elements)
+        if not requests:
+            patch.setattr(int8_engine, "request_of", lambda x: None)
+        if not together:
+            patch.setattr(gradient, "multiplies", lambda act: False)
         yield

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from .. import ops
 from ..ops.kept_chain import is_smooth
@@ -74,12 +74,12 @@ class QTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        changes = func._schema.is_mutable
-        if changes and args and isinstance(args[0], QTensor):
-            args[0]._become_float()
-        plain = tree_map(lambda a: a.dequantised() if isinstance(a, QTensor) else a, (args, kwargs or {}))
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        written = [given.get(a.name) for a in func._schema.arguments if a.is_write]
+        tree_map_only(QTensor, QTensor._become_float, written)
+        plain = tree_map_only(QTensor, QTensor.dequantised, (args, kwargs or {}))
         out = func(*plain[0], **plain[1])
-        return args[0] if changes and args and isinstance(args[0], QTensor) else out
+        return written[0] if written and isinstance(written[0], QTensor) else out
 
 
 class QGradient(QTensor):
@@ -166,7 +166,7 @@ class _Epilogue(torch.autograd.Function):
             dx, dweight, dbias = ctx.asked.fill((whole(dout), *ctx.saved_tensors), ctx.settings)
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         own = (dweight if needs_weight else None, dbias if needs_bias else None)
-        return dx, *own, None, None, None, *[None] * len(ctx.settings)
+        return refuse_twice(dx, *own, None, None, None, *[None] * len(ctx.settings))
 
 
 NO_CODES = (0, 1, True, None, None, 8)
