@@ -84,21 +84,6 @@ class Projected(NamedTuple):
     residual: Tensor | None = None
 
 
-def head_dots(h: Tensor, atts: tuple[Tensor, ...], deterministic: bool = False) -> tuple[Tensor, ...]:
-    """<h_n, att> per head and att: [nodes, heads * width] with [1, heads, width] to [nodes, heads] each."""
-    return stacked_dots(h, atts, deterministic).split(atts[0].size(1), dim=1)
-
-
-def stacked_dots(h: Tensor, atts: tuple[Tensor, ...], deterministic: bool) -> Tensor:
-    """All as one narrow product with rows that hold each head's att at its own columns: h is read once, and backward
-    has one gradient to add to it.
-    """
-    from .float32 import Float32  # it knows when our product pays
-
-    spread = torch.cat([torch.block_diag(*att[0]) for att in atts])  # [heads * len(atts), heads * width]
-    return Float32(deterministic).product(h, spread, None)
-
-
 def weight_of_terms(weight: Tensor, *atts: Tensor) -> Tensor:
     by_head = weight.view(atts[0].size(1), -1, weight.size(1))  # [heads, width, columns]
     return torch.cat([(att.transpose(0, 1) @ by_head).flatten(0, 1) for att in atts])

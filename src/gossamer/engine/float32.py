@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from .. import ops
 from ..aggregate import Adjacency
 from . import rules
-from .attention import Attention, Drop, Gat, Projected, head_dots
+from .attention import Attention, Drop, Gat, Projected
 from .engine import Engine
 from .epilogue import Deferred, Epilogue, draw_seed, run_fused
 
@@ -119,3 +120,16 @@ class Float32(Engine):
 
 
 FLOAT32 = Float32()
+
+
+def head_dots(h: Tensor, atts: tuple[Tensor, ...], deterministic: bool = False) -> tuple[Tensor, ...]:
+    """<h_n, att> per head and att: [nodes, heads * width] with [1, heads, width] to [nodes, heads] each."""
+    return stacked_dots(h, atts, deterministic).split(atts[0].size(1), dim=1)
+
+
+def stacked_dots(h: Tensor, atts: tuple[Tensor, ...], deterministic: bool) -> Tensor:
+    """All as one narrow product with rows that hold each head's att at its own columns: h is read once, and backward
+    has one gradient to add to it.
+    """
+    spread = torch.cat([torch.block_diag(*att[0]) for att in atts])  # [heads * len(atts), heads * width]
+    return Float32(deterministic).product(h, spread, None)

@@ -19,9 +19,10 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from ..aggregate import Adjacency
 from ..aggregate.build import listed, listed_edges, looped
-from ..engine.attention import Attention, Gat, Gatv2, head_dots
+from ..engine.attention import Attention, Gat, Gatv2
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
+from ..engine.float32 import head_dots
 from ..engine.rules import attends, falls_back, is_plain
 from ..graph import Graph
 from .inputs import adjacency_of, as_edges, keep_templates, pair_of, sizes_of, under_policy

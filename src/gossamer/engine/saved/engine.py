@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ...aggregate import Adjacency
 from .. import rules
-from ..attention import Attention, Drop, Gat, Projected, stacked_dots, weight_of_terms
+from ..attention import Attention, Drop, Gat, Projected, weight_of_terms
 from ..engine import Engine
 from ..epilogue import Deferred, Epilogue, draw_seed
-from ..float32 import Float32
+from ..float32 import Float32, stacked_dots
 from . import epilogue as epilogues
 from .gat import Setting, gat_sum
 from .gatv2 import gatv2_sum
