@@ -70,10 +70,12 @@ class QTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.dequantised().__reduce_ex__(protocol)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
         written = [given.get(a.name) for a in func._schema.arguments if a.is_write]
         tree_map_only(QTensor, QTensor._become_float, written)
@@ -99,7 +101,8 @@ class Request:
     def __init__(self) -> None:
         self.factors: dict[Hashable, Tensor | None] = {}
         self.seeds: dict[Hashable, int | None] = {}
-        self._heads, self._origin = 0, None
+        self._heads = 0
+        self._origin: Tensor | None = None
         self._watch: Any = None
 
     def ask_for(self, factors: Mapping[Hashable, Tensor | None], seeds: Any, watch: Any = None) -> None:
