@@ -50,7 +50,7 @@ sanitize: $(VENV)/installed
 emulate: $(VENV)/installed
 	$(call build_native,emulate,-C cmake.define.GOSSAMER_EMULATE=ON)
 	$(call test_native,emulate) -k avx512 tests/ops tests/codecs
-	$(call test_native,emulate) tests/compute tests/layers tests/activations tests/saved_tensors
+	$(call test_native,emulate) tests/engine tests/layers tests/activations tests/saved_tensors
 
 # Another build of the native module in build/$(1), and pytest on it.
 define build_native
