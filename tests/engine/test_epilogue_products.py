@@ -1,12 +1,12 @@
-"""A float product behind a chain whose gradient goes into a box: made with the chain, whose result nobody keeps."""
+"""A float32 product behind an epilogue that answers a request: made along with it, whose result is not saved."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from gossamer.compute import box as boxes
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
@@ -20,8 +20,8 @@ from support.traces import Calls
 
 NEAREST = gs.Recipe(compute=gs.Int8(gradients="nearest"))
 PRODUCTS = {"GCN": 1, "GraphSAGE": 2, "GIN": 1, "GAT": 2, "MLP": 1, "Sequential": 1}
-"""Of each model's last chain: GAT's has one for the terms of its logits."""
-pytestmark = pytest.mark.skipif(native.library is None, reason="containers fuse chains only with kernels")
+"""Behind each model's last epilogue: GAT has one for the terms of its logits."""
+pytestmark = pytest.mark.skipif(native.library is None, reason="containers fuse epilogues only with kernels")
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +69,6 @@ def step(model):
     return out.detach(), found | {"x": x.grad}
 
 
-def apart(monkeypatch):
-    monkeypatch.setattr(boxes, "multiplies", lambda act: False)
-
-
 def assert_alike(found, want, least=0.999):
     assert found.keys() == want.keys()
     top = max(float(grad.norm()) for grad in want.values())
@@ -82,41 +78,55 @@ def assert_alike(found, want, least=0.999):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("kind", PRODUCTS)
-def test_results_and_gradients_are_those_of_products_apart(kind, dropout, monkeypatch):
+def test_results_and_gradients_are_those_of_products_apart(kind, dropout):
     """Sums in another order: a gradient's code may be the next one, no more."""
     model = model_of(kind, dropout=dropout)
     with Calls() as calls:
         out, found = step(model)
     assert calls.names.count("chain_products_backward") == 1 and calls.names.count("chain_keep") == 1
-    apart(monkeypatch)
-    with Calls() as calls:
+    with forced(together=False), Calls() as calls:
         want_out, want = step(model)
     assert "chain_products_backward" not in calls.names
     torch.testing.assert_close(out, want_out, rtol=1e-4, atol=1e-5)
     assert_alike(found, want)
 
 
-@pytest.mark.parametrize("kind", PRODUCTS)
-def test_all_products_are_made_at_once(kind, monkeypatch):
-    counts, made = [], boxes.chain_products
-    monkeypatch.setattr(boxes, "chain_products", lambda *args: counts.append(len(args[4])) or made(*args))
-    step(model_of(kind))
-    assert counts == [PRODUCTS[kind]]
+class Products(TorchDispatchMode):
+    """Of each call of ops.chain_keep, how many products it makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name == "gossamer::chain_keep":
+            products, *_ = out
+            self.counts.append(len(products))
+        return out
 
 
 @pytest.mark.parametrize("kind", PRODUCTS)
-def test_the_chains_result_is_not_kept(kind, monkeypatch):
-    """Float rows of the last chain's width less, which is within an MLP in GIN; GAT keeps the small weight of terms."""
+def test_all_products_are_made_at_once(kind):
+    model = model_of(kind)
+    with Products() as products:
+        step(model)
+    assert products.counts == [PRODUCTS[kind]]
 
-    def kept():
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_the_epilogues_result_is_not_saved(kind):
+    """Float rows of its width less, which is within an MLP in GIN; GAT saves the small weight of terms."""
+
+    def saved():
         model = model_of(kind, "tango")
         x, edge_index, _ = planted()
         return measure.kept_bytes(lambda: model(x, edge_index).sum(), exclude=[model, x, edge_index])
 
-    with_chain = kept()
-    apart(monkeypatch)
-    saved = kept() - with_chain
-    assert saved + 4 * 2 * 2 * WIDTH >= 4 * NODES * (CLASSES if kind == "GIN" else WIDTH)
+    together = saved()
+    with forced(together=False):
+        less = saved() - together
+    assert less + 4 * 2 * 2 * WIDTH >= 4 * NODES * (CLASSES if kind == "GIN" else WIDTH)
 
 
 def test_smooth_activations_run_by_themselves():
@@ -126,7 +136,7 @@ def test_smooth_activations_run_by_themselves():
 
 
 @pytest.mark.parametrize("kind", ["GCN", "GraphSAGE", "GAT"])
-def test_frozen_parameters(kind, monkeypatch):
+def test_frozen_parameters(kind):
     """What needs no gradient has none; the others are the same."""
     model = model_of(kind)
     model.convs[2].requires_grad_(False)
@@ -135,32 +145,31 @@ def test_frozen_parameters(kind, monkeypatch):
     model.convs[2].requires_grad_(True)
     for name, parameter in model.convs[2].named_parameters():
         parameter.requires_grad_("weight" not in name)
-    apart(monkeypatch)
-    _, want = step(model)
+    with forced(together=False):
+        _, want = step(model)
     assert_alike(found, {name: grad for name, grad in want.items() if name in found})
 
 
-def test_without_gradients_nothing_is_different(monkeypatch):
+def test_without_gradients_nothing_is_different():
     model = model_of("GraphSAGE").eval()
     x, edge_index, _ = planted()
     with torch.no_grad():
         out = model(x, edge_index)
-    apart(monkeypatch)
-    with torch.no_grad():
+    with forced(together=False), torch.no_grad():
         assert torch.equal(out, model(x, edge_index))
 
 
-def test_running_statistics_follow(monkeypatch):
+def test_running_statistics_follow():
     found = []
-    for _ in range(2):
+    for together in (True, False):
         model = model_of("GCN")
-        step(model)
+        with forced(together=together):
+            step(model)
         found.append([b.clone() for b in model.norms[1].buffers()])
-        apart(monkeypatch)
     assert all(map(torch.equal, *found))
 
 
-def test_a_hook_on_the_last_layers_product_hears_the_chains_result():
+def test_a_hook_on_the_last_layers_product_hears_the_epilogues_result():
     model, heard = model_of("GCN"), []
     model.convs[2].lin.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape))
     with Calls() as calls:

@@ -9,10 +9,6 @@ import weakref
 
 import pytest
 import torch
-from gossamer.compute.box import Box
-from gossamer.compute.plan import Int8
-from gossamer.compute.rows import Weight
-from gossamer.compute.watch import STEPS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
@@ -20,7 +16,9 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer import measure, native, ops
 from gossamer.engine import noise
-from gossamer.layers import gat, rules
+from gossamer.engine.gradient import QGradient
+from gossamer.engine.int8.precision import STEPS
+from gossamer.engine.settings import Int8
 from support.compare import cosine
 from support.graphs import random_graph
 from support.int8 import decoded
@@ -52,16 +50,19 @@ def begin_anew():
 
 
 class GatCalls(Calls):
-    """Also what ops are told of rows, and float tensors of h's shape."""
+    """Also whether dh is made as int8 rows, float tensors of h's shape, and weak references to projected rows."""
 
     def __init__(self):
         super().__init__()
-        self.as_rows, self.whole = [], []
+        self.as_rows, self.whole, self.projected = [], [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if "gat_backward_int8" in str(func):
-            self.as_rows.append(args[15])
+        if func._schema.name == "gossamer::gat_backward_int8":
+            dh, *_ = out
+            self.as_rows.append(dh.dtype == torch.int8)
+        if func._schema.name == "gossamer::int8_linear_heads":
+            self.projected += map(weakref.ref, out)
         for t in out if isinstance(out, (tuple, list)) else [out]:
             rows = isinstance(t, torch.Tensor) and t.is_floating_point() and t.shape == (NODES, HEADS * WIDTH)
             if rows and t.untyped_storage().nbytes() >= 4 * t.numel():
@@ -73,10 +74,10 @@ class GatCalls(Calls):
         return "int8_linear_heads" in self.names
 
 
-def inputs(learned=False):
+def inputs(requires_grad=False):
     graph = random_graph(NODES, NODES, 2400)
     x, attr = tensors((NODES, COLUMNS), (graph.num_edges, 3), seed=2)
-    return x.detach().requires_grad_(learned), graph.edge_index, attr.detach()
+    return x.detach().requires_grad_(requires_grad), graph.edge_index, attr.detach()
 
 
 def layer(recipe="tango", **given):
@@ -92,15 +93,11 @@ def projects(model, *args, **named):
     return calls.projects
 
 
-@pytest.fixture
-def unprojected(monkeypatch):
-    """Called: from now on rows are made of float rows."""
-
-    def turn():
-        for name in ("projected", "projected_chain"):
-            monkeypatch.setattr(gat, name, lambda *args: None)
-
-    return turn
+def unprojected(model):
+    """From now on rows are made of float rows, which somebody listens to."""
+    for module in model.modules():
+        if isinstance(module, pyg.GATConv):
+            module.lin.register_forward_hook(lambda *args: None)
 
 
 # When it is taken ---------------------------------------------------------------------------------------------------
@@ -118,23 +115,27 @@ def test_a_layer_in_int8_takes_it(name):
     assert {"_Int8GatBackward", "_Int8Backward"} <= nodes_of(out)
 
 
-def test_autograd_sees_a_stand_in(monkeypatch):
-    """One number, expanded, from the projection to the attention and back."""
-    seen, forward = [], gat.int8_gat_sum
-    monkeypatch.setattr(gat, "int8_gat_sum", lambda graph, h, *rest: seen.append(h) or forward(graph, h, *rest))
-    out = layer()(*inputs()[:2])
-    (h,), node = seen, out.grad_fn
-    assert type(node).__name__ == "_Int8GatBackward" and node.next_functions[0][0] is h.grad_fn
-    assert type(h.grad_fn).__name__ == "_Int8Backward" and h.shape == (NODES, HEADS * WIDTH)
-    assert h.stride() == (0, 0) and h.untyped_storage().nbytes() == 4 and h.isnan().all()
-    node.next_functions[0][0].register_prehook(lambda grads: seen.append(grads[0]))
-    out.sum().backward()
-    dh = seen[1]
-    assert dh.shape == h.shape and dh.stride() == (0, 0) and dh.isnan().all()
+def test_who_looks_sees_the_gradient_of_projected_rows():
+    """That of float rows, where the logits have no part in it (att = 0): that part goes to the projection apart."""
+    seen, direction = [], torch.randn(NODES, HEADS * WIDTH)
+    for projected in (True, False):
+        model, (x, edge_index, _) = layer(), inputs(requires_grad=True)
+        for att in (model.conv.att_src, model.conv.att_dst):
+            nn.init.zeros_(att)
+        if not projected:
+            unprojected(model)
+        out = model(x, edge_index)
+        (node, _), *_ = out.grad_fn.next_functions
+        node.register_prehook(lambda grads: seen.append(grads[0]))
+        out.backward(direction)
+    found, want = seen
+    assert isinstance(found, QGradient) and not isinstance(want, QGradient)
+    assert found.shape == want.shape and cosine(found + 0, want) > 0.999
+    assert 0.99 < float(found.norm() / want.norm()) < 1.01
 
 
-def test_float_rows_are_neither_made_nor_kept():
-    model, (x, edge_index, _) = layer(dropout=0.4), inputs(learned=True)
+def test_float_rows_are_neither_made_nor_saved():
+    model, (x, edge_index, _) = layer(dropout=0.4), inputs(requires_grad=True)
     with measure.kept(exclude=[model, x, edge_index]) as account, GatCalls() as calls:
         out = model(x, edge_index)
     assert [f.name() for f in calls.whole] == ["gossamer::gat_sum_int8"]  # the result
@@ -145,30 +146,23 @@ def test_float_rows_are_neither_made_nor_kept():
     assert calls.names and not calls.whole
 
 
-def test_a_step_leaves_nothing_to_the_garbage_collector(monkeypatch):
+def test_a_step_leaves_nothing_to_the_garbage_collector():
     """Whether backward ran or not."""
     model, (x, edge_index, _) = layer(), inputs()
-    made, forward = [], Weight.forward_heads
-
-    def watched(*args):
-        rows, terms = forward(*args)
-        made.extend(map(weakref.ref, (*rows, terms)))
-        return rows, terms
-
-    monkeypatch.setattr(Weight, "forward_heads", watched)
     gc.collect()
     gc.disable()
     try:
         for back in (True, False):
-            out = model(x, edge_index)
-            assert all(ref() is not None for ref in made[-3:-1]), "backward needs the rows"
+            with GatCalls() as calls:
+                out = model(x, edge_index)
+            codes, scale, _ = calls.projected
+            assert codes() is not None and scale() is not None, "backward needs the rows"
             if back:
                 out.sum().backward()
             del out
-            assert all(ref() is None for ref in made)
+            assert all(ref() is None for ref in calls.projected)
     finally:
         gc.enable()
-    assert len(made) == 6
 
 
 def test_it_is_not_taken_where_somebody_needs_float_rows():
@@ -249,30 +243,30 @@ def assert_alike(found, want, least=0.99):
         assert 0.98 < float(grads[name].norm() / grad.norm()) < 1.02, name
 
 
-@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("recipe", ["tango", NEAREST], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-def test_results_are_those_of_float_rows_but_for_rounding(name, recipe, learned, unprojected):
+def test_results_are_those_of_float_rows_but_for_rounding(name, recipe, requires_grad):
     """Rows and masks are the same, and terms are sums in another order.
 
     dh is rounded without the part of the logits, which goes to x and the weight apart: an nsr of 1e-3 at most.
     """
-    model, given = layer(recipe, **LAYERS[name]), inputs(learned)[: 3 if name == "edges" else 2]
+    model, given = layer(recipe, **LAYERS[name]), inputs(requires_grad)[: 3 if name == "edges" else 2]
     found = step(model, given)
     assert projects(model, *given)
-    unprojected()
+    unprojected(model)
     assert not projects(model, *given)
     assert_alike(found, step(model, given), 0.999)
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_rows_rounded_stochastically(name, unprojected):
+def test_rows_rounded_stochastically(name):
     """Another draw in each step, near float rows'."""
     model = layer(gs.Recipe(compute=Int8(rounding="stochastic")), **LAYERS[name]).eval()
-    given = inputs(learned=True)[: 3 if name == "edges" else 2]
+    given = inputs(requires_grad=True)[: 3 if name == "edges" else 2]
     (out, found), again = step(model, given), model(*given)
     assert projects(model, *given) and not torch.equal(out, again) and cosine(out, again) > 0.999
-    unprojected()
+    unprojected(model)
     whole, want = step(model, given)
     assert cosine(out, whole) > 0.999
     assert_alike((out, found), (out, want))
@@ -295,16 +289,21 @@ def straight_through(conv, x, graph, dout, drop):
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """A layer without loops and its input, and the same masks in every call."""
-    monkeypatch.setattr(rules, "draw_seed", lambda: 11)
+def small():
+    """A layer without loops, its input, and its dropout, which is the same in every call of `grads_of`."""
     graph = random_graph(70, 70, 400)
     model = layer(add_self_loops=False, dropout=0.3)
     (x,) = tensors((graph.num_src, COLUMNS))
-    return model, x, graph
+    torch.manual_seed(SEED)
+    return model, x, graph, (0.3, int(torch.randint(2**63 - 1, ())))
+
+
+SEED = 11
 
 
 def grads_of(model, x, graph, dout):
+    """Noise is another in every call, as it counts them."""
+    torch.manual_seed(SEED)
     conv = model.conv
     out = model(x, graph)
     return out, torch.autograd.grad(out, [x, conv.lin.weight, conv.att_src, conv.att_dst], dout)
@@ -312,9 +311,9 @@ def grads_of(model, x, graph, dout):
 
 def test_where_dout_needs_no_rounding_gradients_are_exact_or_right_on_average(small):
     """What logits get is exact then; rows of dh are rounded once on their way to x and the weight."""
-    model, x, graph = small
+    model, x, graph, drop = small
     dout = whole_codes((graph.num_dst, HEADS * WIDTH))
-    want, truth = straight_through(model.conv, x, graph, dout, (0.3, 11))
+    want, truth = straight_through(model.conv, x, graph, dout, drop)
     assert projects(model, x, graph)
     out, grads = grads_of(model, x, graph, dout)
     torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
@@ -324,9 +323,9 @@ def test_where_dout_needs_no_rounding_gradients_are_exact_or_right_on_average(sm
 
 
 def test_gradients_are_right_on_average(small):
-    model, x, graph = small
+    model, x, graph, drop = small
     dout = torch.randn(graph.num_dst, HEADS * WIDTH)
-    _, truth = straight_through(model.conv, x, graph, dout, (0.3, 11))
+    _, truth = straight_through(model.conv, x, graph, dout, drop)
     assert_unbiased(lambda: grads_of(model, x, graph, dout)[1], [t.double() for t in truth])
 
 
@@ -353,11 +352,11 @@ FREEZING = {
 }
 
 
-@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("frozen", FREEZING)
-def test_frozen_parameters(frozen, learned, unprojected):
+def test_frozen_parameters(frozen, requires_grad):
     """Whatever needs no gradient has none; the rest is as with all of them."""
-    model, given = layer(NEAREST), inputs(learned)[:2]
+    model, given = layer(NEAREST), inputs(requires_grad)[:2]
     _, whole = step(model, given)
     for name in FREEZING[frozen]:
         model.get_parameter(name).requires_grad_(False)
@@ -366,13 +365,13 @@ def test_frozen_parameters(frozen, learned, unprojected):
     assert found[1].keys() == whole.keys() - set(FREEZING[frozen])
     for name, grad in found[1].items():
         assert_same_but_for_noise(name, grad, whole[name])
-    unprojected()
+    unprojected(model)
     assert_alike(found, step(model, given), 0.999)
 
 
 def test_asking_for_some_gradients_only():
-    """What lies in a box that nobody opened is void in the next backward."""
-    model, (x, edge_index, _) = layer(NEAREST), inputs(learned=True)
+    """What is not asked for has no part in the next backward."""
+    model, (x, edge_index, _) = layer(NEAREST), inputs(requires_grad=True)
     _, want = step(model, (x, edge_index))
     begin_anew()
     out = model(x, edge_index)
@@ -388,7 +387,7 @@ def test_asking_for_some_gradients_only():
 @pytest.mark.parametrize("recipe", ["tango", NEAREST], ids=str)
 def test_backward_twice(recipe):
     """Noise of rows was drawn in forward, that of the weight's gradient is drawn anew."""
-    model, (x, edge_index, _) = layer(recipe, dropout=0.4), inputs(learned=True)
+    model, (x, edge_index, _) = layer(recipe, dropout=0.4), inputs(requires_grad=True)
     loss, leaves = model(x, edge_index).square().sum(), [x, *model.conv.parameters()]
     first, again = (torch.autograd.grad(loss, leaves, retain_graph=True) for _ in range(2))
     for a, b, leaf in zip(first, again, leaves, strict=True):
@@ -402,7 +401,7 @@ def test_backward_twice(recipe):
 
 
 def test_gradients_to_nearest_are_the_same_each_time_and_those_of_noise_are_not():
-    given = inputs(learned=True)[:2]
+    given = inputs(requires_grad=True)[:2]
     for recipe, same in ((NEAREST, True), ("tango", False)):
         model = layer(recipe)
         grads = [torch.autograd.grad(model(*given).square().sum(), [given[0]])[0] for _ in range(2)]
@@ -410,7 +409,7 @@ def test_gradients_to_nearest_are_the_same_each_time_and_those_of_noise_are_not(
 
 
 def test_anomaly_mode_changes_nothing():
-    model, given = layer(dropout=0.4), inputs(learned=True)[:2]
+    model, given = layer(dropout=0.4), inputs(requires_grad=True)[:2]
     out, want = step(model, given)
     with torch.autograd.set_detect_anomaly(True):
         again, found = step(model, given)
@@ -434,7 +433,7 @@ def test_anomaly_mode_names_the_layer_of_what_is_not_finite(bad):
 
 @pytest.mark.filterwarnings("ignore:Error detected in _Int8Backward:UserWarning")
 def test_anomaly_mode_names_the_layer_of_a_gradient():
-    """Where only the projection learns: torch itself would see the stand-in, which is finite."""
+    """Where only the projection requires grad."""
     model, (x, edge_index, _) = layer(), inputs()
     for parameter in (model.conv.att_src, model.conv.att_dst, model.conv.bias):
         parameter.requires_grad_(False)
@@ -446,7 +445,7 @@ def test_anomaly_mode_names_the_layer_of_a_gradient():
 
 def test_without_anomaly_mode_results_show_it():
     """In the rows that have to do with it, and in gradients."""
-    model, (x, edge_index, _) = layer(), inputs(learned=True)
+    model, (x, edge_index, _) = layer(), inputs(requires_grad=True)
     clean = model(x, edge_index).detach()
     with torch.no_grad():
         x[3, 3] = torch.nan
@@ -460,7 +459,7 @@ def test_without_anomaly_mode_results_show_it():
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing(reentrant):
-    model, (x, edge_index, _) = layer(NEAREST, dropout=0.4), inputs(learned=True)
+    model, (x, edge_index, _) = layer(NEAREST, dropout=0.4), inputs(requires_grad=True)
     out, want = step(model, (x, edge_index))
 
     def run(*given):
@@ -493,14 +492,14 @@ def test_copies_and_pickles_after_a_step():
         assert torch.equal(again, out) and all(torch.equal(found[name], grad) for name, grad in want.items())
 
 
-# Behind a chain -----------------------------------------------------------------------------------------------------
+# Behind an epilogue ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def fused():
     """Small tensors take fused ops."""
     if native.library is None:
-        pytest.skip("containers fuse chains only with kernels")
+        pytest.skip("containers fuse epilogues only with kernels")
     with forced(least=1):
         yield
 
@@ -515,9 +514,9 @@ def container(recipe="tango", **given):
 
 
 @pytest.mark.parametrize("given", [{}, {"concat": False, "heads": 3}, {"edge_dim": 3}], ids=str)
-def test_a_container_projects_its_chains(given, fused, unprojected):
-    """Both convolutions but the last, which is in float32; dh of the second goes through the chain as rows, too."""
-    model, (x, edge_index, attr) = container(NEAREST, **given), inputs(learned=True)
+def test_a_container_projects_its_epilogues(given, fused):
+    """Both convolutions but the last, which is in float32; dh of the second goes through the epilogue as rows, too."""
+    model, (x, edge_index, attr) = container(NEAREST, **given), inputs(requires_grad=True)
     more = {"edge_attr": attr} if "edge_dim" in given else {}
 
     def run(x):
@@ -529,7 +528,7 @@ def test_a_container_projects_its_chains(given, fused, unprojected):
     assert calls.names.count("int8_linear_heads") == 2 and calls.as_rows == [True, True]
     assert "chain_rows" in calls.names
     out, found = step(run, (x,))
-    unprojected()
+    unprojected(model)
     with GatCalls() as calls:
         whole, want = step(run, (x,))
     assert not calls.projects and calls.as_rows == [False, False]
@@ -539,14 +538,13 @@ def test_a_container_projects_its_chains(given, fused, unprojected):
         assert float(grad.norm()) < 1e-3 * top or cosine(found[name], grad) > 0.99, name
 
 
-def test_a_chain_delivers_what_softmax_needs(fused, monkeypatch):
-    """Products of gradients and results; without them the sum is made again, to the same gradients."""
+def test_an_epilogue_delivers_what_softmax_needs(fused):
+    """Products of gradients and results; without them the sum is recomputed, to the same gradients."""
     model, given = container(NEAREST, dropout=0.0), inputs()[:2]
     with GatCalls() as calls:
         _, found = step(model, given)
     assert "gat_dots_int8" not in calls.names
-    monkeypatch.setattr(Box, "ask_for_products", lambda *args: None)
-    with GatCalls() as calls:
+    with forced(requests=False), GatCalls() as calls:
         _, want = step(model, given)
     assert calls.names.count("gat_dots_int8") == 2
     top = max(float(grad.norm()) for grad in want.values())
@@ -554,7 +552,7 @@ def test_a_chain_delivers_what_softmax_needs(fused, monkeypatch):
         assert float(grad.norm()) < 1e-4 * top or cosine(found[name], grad) > 0.9999, name
 
 
-def test_a_listener_gets_the_chains_result(fused):
+def test_a_listener_gets_the_epilogues_result(fused):
     model, (x, edge_index, _) = container(), inputs()
     heard = []
     model.convs[1].lin.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape))

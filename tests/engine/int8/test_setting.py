@@ -15,8 +15,10 @@ from gossamer.engine.int8.engine import Int8Engine
 from gossamer.engine.rules import fits_int8, least
 from gossamer.engine.settings import Float32, Int8
 from gossamer.ops.int8_linear import MAX_COLUMNS
+from support.compare import nsr
 from support.int8 import Quantised
 from support.paths import forced
+from support.traces import Calls
 
 NODES, WIDTH = 100, 16
 
@@ -205,6 +207,28 @@ def test_an_epsilon_that_requires_grad():
     with Quantised(model) as weights:
         model[0](*graph()).square().sum().backward()
     assert model[0].eps.grad.abs() > 0 and weights.names == ["0.nn.lins.0", "0.nn.lins.1"]
+
+
+def test_an_epsilon_that_requires_grad_in_evaluation():
+    """Nothing needs a gradient, so that the sum is int8, too."""
+    model = nn.ModuleList([pyg.GINConv(pyg.MLP([WIDTH, WIDTH, WIDTH], norm=None), train_eps=True), nn.Linear(2, 2)])
+    given = graph()
+    want = model.eval()[0](*given).detach()
+    gs.lighten_(model, "tango")
+    with torch.no_grad(), Calls() as calls:
+        out = model[0](*given)
+    assert {"spmm_rows", "spmm_int8"} & set(calls.names) and "spmm" not in calls.names
+    assert nsr(out, want) < 1e-3
+
+
+def test_edge_weights_that_require_grad():
+    """The sum is float32, the products are int8."""
+    model = nn.ModuleList([pyg.GraphConv(WIDTH, WIDTH), nn.Linear(2, 2)])
+    gs.lighten_(model, "tango")
+    weight = torch.rand(400, requires_grad=True)
+    with Quantised(model) as weights:
+        model[0](*graph(), weight).square().sum().backward()
+    assert sorted(weights.names) == ["0.lin_rel", "0.lin_root"] and bool((weight.grad != 0).all())
 
 
 # What is quantised.

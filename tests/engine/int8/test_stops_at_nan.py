@@ -180,8 +180,9 @@ def test_anomaly_mode_names_the_layer_of_an_operand(
 
 
 @pytest.mark.filterwarnings("ignore:Error detected in _Int8Backward:UserWarning")
-def test_anomaly_mode_names_the_layer_of_a_gradient(anomaly: Any) -> None:
-    model = lightened(norm=None)
+@pytest.mark.parametrize("norm", [None, "BatchNorm"])
+def test_anomaly_mode_names_the_layer_of_a_gradient(anomaly: Any, norm: str | None) -> None:
+    model = lightened(norm=norm)
 
     def spoil(module: nn.Module, args: Any, out: Tensor) -> None:
         out.register_hook(lambda grad: grad + math.inf)
