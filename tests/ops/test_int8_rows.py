@@ -21,7 +21,7 @@ from gossamer.ops import (
     quantize_times,
     spmm_rows,
 )
-from gossamer.ops.kept_chain import kept_rows
+from gossamer.ops.kept_chain import rows_of
 from gossamer.ops.norm_act import Over
 from support import graphs
 from support.compare import on_baseline, same, same_bits, tensors_of
@@ -204,7 +204,7 @@ def test_codes_of_a_kept_chain(over, isa):
         _, k, _, result = keep(args, how, chosen)
         for decoded in {result, True}:
             got = kept_codes(*k, *args[1:3], decoded)
-            assert same_bits(got, quantize_rows(kept_rows(*k, *args[1:3], decoded)))
+            assert same_bits(got, quantize_rows(rows_of(k, *args[1:3], decoded)))
             assert same(got, OPS["kept_codes"].reference(*k, *args[1:3], decoded))
 
 

@@ -6,8 +6,8 @@ autograd, `torch.compile` and export see. Edge tensors are in the graph's CSR or
 
 from ._library import IMPLEMENTED, OPS
 from .attention import gat_attention
-from .chain_backward import chain_backward_op as chain_backward
-from .chain_keep import chain_keep_op as chain_keep
+from .chain_backward import chain_backward
+from .chain_keep import chain_keep
 from .chain_products_backward import chain_products_backward
 from .csr import coo_to_csr, transpose_csr
 from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
@@ -21,7 +21,7 @@ from .int8_linear import int8_linear, int8_linear_plus, int8_linear_two
 from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes, quantize_times, spmm_rows
 from .kept_chain import kept_products
 from .linear import column_sums, linear
-from .norm_act import norm_act_op as norm_act
+from .norm_act import norm_act, norm_act_backward
 from .norm_act_backward_rows import norm_act_backward_rows
 from .pack import pack
 from .pack_fixed import pack_fixed, unpack_fixed
@@ -70,6 +70,7 @@ __all__ = [
     "linear",
     "masked_scale",
     "norm_act",
+    "norm_act_backward",
     "norm_act_backward_rows",
     "pack",
     "pack_fixed",

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from . import _checks
-from ._library import OPS, define
+from ._library import define
 from .activation import check_slope
 from .attention import gat_attention_op, gat_sums, leaky, leaky_derivative, sums_of_edges
 from .csr import row_of_edge
 from .dropout import check_probability, dropout_op
-from .int8_linear import check_product
+from .int8_linear import check_product, int8_linear_op
 from .int8_rows import check_factor, empty_rows, head_products, rounded
 from .sddmm_int8 import check_dots, sddmm_int8
 from .spmm_int8 import int8_sum
@@ -51,7 +51,7 @@ def _check_linear(
 def _linear(
     x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, att: Tensor, heads: int, seed: int | None
 ) -> Result:
-    h = OPS["int8_linear"].reference(x, x_scale, w, w_scale, None)
+    h = int8_linear_op.reference(x, x_scale, w, w_scale, None)
     terms = (h * att.unsqueeze(1)).view(len(att), len(h), heads, w.size(0) // heads).sum(3)
     return *rounded(h, None, seed), terms
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.gat_int8 import gat_backward_int8, gat_dots_int8, gat_sum_int8, int8_linear_heads
 from ._arguments import F32, MASK64, as_float, at, contiguous, enough, noise
 from ._int8_rows import empty_rows
 
@@ -73,7 +74,7 @@ def _gat_backward_int8(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     if h.numel() == 0:  # dh has no address, by which the kernel would know what is wanted
         own = (t_rowptr, t_col, t_perm, a_src, a_dst, a_edge, slope, drop, seed, log_sums, dots)
-        return OPS["gat_backward_int8"].reference(*own, g, g_scale, h, h_scale, rows, factor, seed_of_noise)
+        return gat_backward_int8.reference(*own, g, g_scale, h, h_scale, rows, factor, seed_of_noise)
     t_rowptr, t_col, t_perm, a_src, a_dst, a_edge = contiguous(t_rowptr, t_col, t_perm, a_src, a_dst, a_edge)
     log_sums, dots, g, g_scale, h, h_scale, factor = contiguous(log_sums, dots, g, g_scale, h, h_scale, factor)
     (nodes, columns), heads = h.shape, a_src.size(1)
@@ -88,7 +89,7 @@ def _gat_backward_int8(
     return dh, scale, da_src, ds
 
 
-implement(OPS["int8_linear_heads"], "cpu", _int8_linear_heads)
-implement(OPS["gat_sum_int8"], "cpu", _gat_sum_int8)
-implement(OPS["gat_dots_int8"], "cpu", _gat_dots_int8)
-implement(OPS["gat_backward_int8"], "cpu", _gat_backward_int8)
+implement(int8_linear_heads, "cpu", _int8_linear_heads)
+implement(gat_sum_int8, "cpu", _gat_sum_int8)
+implement(gat_dots_int8, "cpu", _gat_dots_int8)
+implement(gat_backward_int8, "cpu", _gat_backward_int8)

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.int8_grad import int8_grad, int8_grad_exact
 from ._arguments import F32, MASK64, at, contiguous, enough
 
 
@@ -36,5 +37,5 @@ def _int8_grad_exact(g: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     return dw
 
 
-implement(OPS["int8_grad"], "cpu", _int8_grad)
-implement(OPS["int8_grad_exact"], "cpu", _int8_grad_exact)
+implement(int8_grad, "cpu", _int8_grad)
+implement(int8_grad_exact, "cpu", _int8_grad_exact)

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.int8_linear import int8_linear_op, int8_linear_plus, int8_linear_two
 from ._arguments import F32, as_float, at, contiguous, enough
 from ._int8_rows import NO_TERMS
 
@@ -44,6 +45,6 @@ def _int8_linear_plus(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, le
     return out
 
 
-implement(OPS["int8_linear"], "cpu", _int8_linear)
-implement(OPS["int8_linear_two"], "cpu", _int8_linear_two)
-implement(OPS["int8_linear_plus"], "cpu", _int8_linear_plus)
+implement(int8_linear_op, "cpu", _int8_linear)
+implement(int8_linear_two, "cpu", _int8_linear_two)
+implement(int8_linear_plus, "cpu", _int8_linear_plus)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ...native import library
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.spmm import spmm_op
 from ._arguments import F32
 from ._sums import sum_rows
 
@@ -17,8 +18,8 @@ def _spmm(
 ) -> Tensor:  # fmt: skip
     kernel = {F32: library.spmm_f32, torch.bfloat16: library.spmm_bf16}.get(x.dtype)
     if kernel is None:
-        return OPS["spmm"].reference(rowptr, col, value, src_scale, dst_scale, x, bias, diagonal, rows, *transposed)
+        return spmm_op.reference(rowptr, col, value, src_scale, dst_scale, x, bias, diagonal, rows, *transposed)
     return sum_rows(kernel, rowptr, col, value, src_scale, dst_scale, x, x.dtype, bias, diagonal, rows)
 
 
-implement(OPS["spmm"], "cpu", _spmm)
+implement(spmm_op, "cpu", _spmm)

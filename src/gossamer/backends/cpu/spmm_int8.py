@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...native import library
-from ...ops._library import OPS, implement
-from ...ops.spmm_int8 import of_sources
+from ...ops._library import implement
+from ...ops.spmm_int8 import of_sources, spmm_int8_op
 from ._arguments import F32
 from ._sums import sum_rows
 
@@ -23,4 +23,4 @@ def _spmm_int8(
     )  # fmt: skip
 
 
-implement(OPS["spmm_int8"], "cpu", _spmm_int8)
+implement(spmm_int8_op, "cpu", _spmm_int8)
