@@ -70,24 +70,20 @@ quantize_times = define(
 )
 
 
-def _check_linear(
-    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, factor: Tensor | None,
-    seed: int | None,
-) -> None:  # fmt: skip
-    check_product(x, x_scale, w, w_scale, bias)
-    check_factor(factor, w.size(0))
+def _check_linear(x: QRows, w: QRows, bias: Tensor | None, factor: Tensor | None, seed: int | None) -> None:
+    check_product(x, w, bias)
+    check_factor(factor, w.codes.size(0))
 
 
-def _linear(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Any, factor: Any, seed: Any) -> QRows:
-    return rounded(int8_linear_op.reference(x, x_scale, w, w_scale, bias), factor, seed)
+def _linear(x: QRows, w: QRows, bias: Tensor | None, factor: Tensor | None, seed: int | None) -> QRows:
+    return rounded(int8_linear_op.reference(x, w, bias), factor, seed)
 
 
 int8_linear_rows = define(
-    "int8_linear_rows(Tensor x, Tensor x_scale, Tensor w, Tensor w_scale, Tensor? bias, Tensor? factor, int? seed) "
-    "-> (Tensor, Tensor)",
+    "int8_linear_rows(QRows x, QRows w, Tensor? bias, Tensor? factor, int? seed) -> QRows",
     check=_check_linear,
     reference=_linear,
-    fake=lambda x, x_scale, w, *rest: _empty(x.size(0), w.size(0), x_scale),
+    fake=lambda x, w, bias, factor, seed: _empty(x.codes.size(0), w.codes.size(0), x.scale),
 )
 
 

@@ -18,6 +18,10 @@ def empty_rows(rows: int, columns: int) -> QRows:
     return QRows(memory.empty([rows, columns], torch.int8), memory.empty([rows], F32))
 
 
+def contiguous_rows(x: QRows) -> QRows:
+    return QRows(x.codes.contiguous(), x.scale.contiguous())
+
+
 class RowsTo:
     """Int8 rows that are written a tile at a time."""
 

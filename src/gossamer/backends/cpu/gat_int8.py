@@ -7,23 +7,21 @@ from torch import Tensor
 from ... import memory
 from ...native import library, num_threads
 from ...ops._library import implement
-from ...ops.gat_int8 import gat_backward_int8, gat_dots_int8, gat_sum_int8, int8_linear_heads
+from ...ops.gat_int8 import HeadRows, gat_backward_int8, gat_dots_int8, gat_sum_int8, int8_linear_heads
+from ...ops.quantize_rows import QRows
 from ._arguments import F32, MASK64, as_float, at, contiguous, enough, noise
-from ._int8_rows import empty_rows
-
-Result = tuple[Tensor, Tensor, Tensor]
+from ._int8_rows import contiguous_rows, empty_rows
 
 
-def _int8_linear_heads(
-    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, att: Tensor, heads: int, seed: int | None
-) -> Result:
-    x, x_scale, w, w_scale, att = contiguous(x, x_scale, w, w_scale, att)
-    codes, scale = empty_rows(x.size(0), w.size(0))
-    terms = memory.empty([att.size(0), x.size(0), heads], F32)
-    given = (at(x), at(x_scale), at(w), at(w_scale), 0, 0, 0, at(codes), at(scale), 0, *noise(seed))
-    ends = (at(att), at(terms), att.size(0), heads, *x.shape, w.size(0), num_threads())
-    enough(library.int8_linear(*given, *ends))
-    return codes, scale, terms
+def _int8_linear_heads(x: QRows, w: QRows, att: Tensor, heads: int, seed: int | None) -> HeadRows:
+    x, w, att = contiguous_rows(x), contiguous_rows(w), att.contiguous()
+    (rows, columns), outputs = x.codes.shape, w.codes.size(0)
+    out, terms = empty_rows(rows, outputs), memory.empty([att.size(0), rows, heads], F32)
+    operands = (at(x.codes), at(x.scale), at(w.codes), at(w.scale), 0, 0, 0)
+    to = (at(out.codes), at(out.scale), 0, *noise(seed))
+    ends = (at(att), at(terms), att.size(0), heads, rows, columns, outputs, num_threads())
+    enough(library.int8_linear(*operands, *to, *ends))
+    return HeadRows(*out, terms)
 
 
 def _gat_sum_int8(

@@ -24,7 +24,7 @@ from ...ops.quantize_rows import QRows
 from ...ops.spmm_int8 import of_sources
 from ._arguments import as_float, at, contiguous, enough, noise, stepped
 from ._chain_keep import keeping
-from ._int8_rows import NO_TERMS, RowsTo, empty_rows
+from ._int8_rows import NO_TERMS, RowsTo, contiguous_rows, empty_rows
 from ._kept_chain import contiguous_kept, decoder, run_tiles
 from ._norm import column_affine, own_statistics, pointwise
 
@@ -39,15 +39,12 @@ def _quantize_times(x: Tensor, factor: Tensor | None, seed: int | None) -> QRows
     return rows
 
 
-def _int8_linear_rows(
-    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, factor: Tensor | None,
-    seed: int | None,
-) -> QRows:  # fmt: skip
-    out = empty_rows(x.size(0), w.size(0))
-    x, x_scale, w, w_scale, bias, factor = contiguous(x, x_scale, w, w_scale, as_float(bias), factor)
-    given = (at(x), at(x_scale), at(w), at(w_scale), at(bias), 0, 0)
+def _int8_linear_rows(x: QRows, w: QRows, bias: Tensor | None, factor: Tensor | None, seed: int | None) -> QRows:
+    out = empty_rows(x.codes.size(0), w.codes.size(0))
+    x, w, (bias, factor) = contiguous_rows(x), contiguous_rows(w), contiguous(as_float(bias), factor)
+    given = (at(x.codes), at(x.scale), at(w.codes), at(w.scale), at(bias), 0, 0)
     to = (at(out.codes), at(out.scale), at(factor), *noise(seed))
-    enough(library.int8_linear(*given, *to, *NO_TERMS, *x.shape, w.size(0), num_threads()))
+    enough(library.int8_linear(*given, *to, *NO_TERMS, *x.codes.shape, w.codes.size(0), num_threads()))
     return out
 
 

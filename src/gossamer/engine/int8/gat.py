@@ -124,7 +124,7 @@ def receive(ctx: Any, dout: Tensor, needs_bias: bool) -> Received:
         received = Received(answer.rows[PLAIN], answer.sums, answer.dots)
     else:
         dout = whole(dout)
-        rows = QRows(*ops.quantize_times(dout, None, ctx.noise)) if ctx.needs_rows else None
+        rows = ops.quantize_times(dout, None, ctx.noise) if ctx.needs_rows else None
         received = Received(rows, ops.column_sums(dout) if needs_bias else None, None)
     if received.rows is not None:
         refuse_nan("the gradients", received.rows.scale, ctx.layer or BEFORE)

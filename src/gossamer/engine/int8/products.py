@@ -142,7 +142,7 @@ def _weight(weight: Tensor, watch: Any) -> Weight:
     made = weight_rows(weight)
     refuse_nan("the weights", made.scale)
     if watch is not None:
-        watch.see("weight", weight, QRows(made.codes, made.scale))
+        watch.see("weight", weight, made.rows)
     return made
 
 
@@ -218,7 +218,7 @@ class _FloatGradient:
 
     def rows(self, name: Hashable, factor: Tensor | None) -> QRows:
         """Rows of dout * factor."""
-        rows = QRows(*ops.quantize_times(self.shown, factor, self._seeds.of_gradient()))
+        rows = ops.quantize_times(self.shown, factor, self._seeds.of_gradient())
         if self._watch is not None:
             self._watch.see("dout", self.shown, rows, factor)
         return rows
@@ -228,7 +228,7 @@ class _FloatGradient:
 
     def times(self, x: QRows, seed: int) -> Tensor:
         """dout^T x^."""
-        return ops.int8_grad(self.shown, None, *x, seed)
+        return ops.int8_grad(self.shown, None, x, seed)
 
 
 class _RowsGradient:
@@ -246,7 +246,7 @@ class _RowsGradient:
         return self._sums
 
     def times(self, x: QRows, seed: int) -> Tensor:
-        return ops.int8_grad(*self._rows[PLAIN], *x, seed)
+        return ops.int8_grad(*self._rows[PLAIN], x, seed)
 
 
 Gradient = _FloatGradient | _RowsGradient
@@ -353,7 +353,7 @@ def _through_projection(
         dweight = _dweight(g, x, weight, seeds)
     else:
         dweight = dout.times(x, seeds.of_weight_gradient())
-    dv = ops.int8_grad_exact(flat, *x).view(count, heads, 1, -1)
+    dv = ops.int8_grad_exact(flat, x).view(count, heads, 1, -1)
     dweight += (by_head * dv).sum(0).view_as(dweight)
     return drows, dweight, (decoded * dv).sum(3).view_as(att)
 
@@ -371,4 +371,4 @@ def _sum_of_products(results: list[tuple[Weight, QRows]], drows: Tensor | None) 
 def _dweight(g: QRows, x: QRows | None, weight: Weight, seeds: Seeds) -> Tensor:
     """dW from rows of gradients that were multiplied by the weight's scales."""
     assert x is not None
-    return ops.int8_grad(*g, *x, seeds.of_weight_gradient()).div_(weight.folded.unsqueeze(1))
+    return ops.int8_grad(*g, x, seeds.of_weight_gradient()).div_(weight.folded.unsqueeze(1))
