@@ -1,7 +1,9 @@
 """What each computation means: one page per op with its formula, reference, shape rule and gradient.
 
-The functions here take a `Graph` and tensors. Underneath each lies a PyTorch op, `torch.ops.gossamer.<name>`, that
-autograd, `torch.compile` and export see. Edge tensors are in the graph's CSR order (`Graph.sort_edges`).
+Each is a PyTorch op, `torch.ops.gossamer.<name>`, that autograd, `torch.compile` and export see; its arguments may be
+named structures (`Epilogue`, `Packing`, `SavedEpilogue`, `QRows`, `Sparse`). Where a function of the same name takes a
+`Graph` or fills in defaults, the op itself is `<name>_op` in the function's module. Edge tensors are in the graph's CSR
+order (`Graph.sort_edges`).
 """
 
 from ._library import IMPLEMENTED, OPS

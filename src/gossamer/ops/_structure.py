@@ -133,8 +133,10 @@ class Signature:
             flat[start] if kind is None else kind(*flat[start:end]) for kind, start, end in self.places if start < given
         ]
 
-    def flatten_gradients(self, grads: Sequence[Any]) -> tuple[Any, ...]:
+    def flatten_gradients(self, grads: Any) -> Any:
         """A gradient for each flat argument; None in place of a structure is None for each of its fields."""
+        if not self.kinds:
+            return grads
         flat: list[Any] = []
         for (kind, start, end), grad in zip(self.places, grads, strict=True):
             if kind is None:

@@ -30,7 +30,7 @@ from ._library import define
 from ._structure import structure
 from .activation import check_slope
 from .attention import gat_attention_op, gat_sums, leaky, leaky_derivative, sums_of_edges
-from .csr import row_of_edge
+from .csr import Sparse, row_of_edge
 from .dropout import check_probability, dropout_op
 from .int8_linear import check_product, int8_linear_op
 from .int8_rows import check_factor, empty_rows, head_products, rounded
@@ -130,7 +130,7 @@ def _sum(
     drop: float, seed: int, h: Tensor, h_scale: Tensor, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     p = gat_attention_op.reference(rowptr, col, a_src, a_dst, a_edge, slope, None, None)
-    out = int8_sum(rowptr, col, _dropped(p, drop, seed), h_scale, None, h, None, bias, None, None)
+    out = int8_sum(Sparse(rowptr, col, _dropped(p, drop, seed)), QRows(h, h_scale), bias)
     return out, _log_sums(rowptr, leaky(gat_sums(rowptr, col, a_src, a_dst, a_edge), slope))
 
 
@@ -215,7 +215,7 @@ def _backward(
     dp = _dropped(placed(sddmm_int8.reference(t_rowptr, t_col, h, h_scale, g, g_scale, heads)), drop, seed)
     ds = p * (dp - placed(dots[dst])) * placed(leaky_derivative(s, slope))
     w = _dropped(p, drop, seed)[t_perm]
-    dh = int8_sum(t_rowptr, t_col, w, g_scale, None, g, None, None, None, None)
+    dh = int8_sum(Sparse(t_rowptr, t_col, w), QRows(g, g_scale))
     written = rounded(dh, factor, noise) if rows else (dh, g_scale.new_empty(0))
     return *written, sums_of_edges(t_rowptr, t_perm, ds), ds
 

@@ -13,7 +13,7 @@ Codes and scales are those of quantize_rows (ops/quantize_rows.py) on the float 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from . import _checks
 from ._library import define
 from ._structure import structure
 from .chain_keep import Packed, Packing, check_packing, fake_packed, pack_epilogue
+from .csr import Sparse
 from .int8_linear import check_product, int8_linear_op
 from .kept_chain import check_rows, rows_of
 from .norm_act import Epilogue, check_epilogue, fake_norm_act, norm_act
@@ -87,23 +88,26 @@ int8_linear_rows = define(
 )
 
 
-def _check_spmm(*args: Any) -> None:
-    *summed, factor, _ = args
-    check_sum(*summed)
-    check_factor(factor, summed[5].size(1))
+def _check_spmm(
+    a: Sparse, x: QRows, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, factor: Tensor | None,
+    seed: int | None,
+) -> None:  # fmt: skip
+    check_sum(a, x, bias, diagonal, rows)
+    check_factor(factor, x.codes.size(1))
 
 
-def _spmm(*args: Any) -> QRows:
-    *summed, factor, seed = args
-    return rounded(int8_sum(*summed), factor, seed)
+def _spmm(
+    a: Sparse, x: QRows, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, factor: Tensor | None,
+    seed: int | None,
+) -> QRows:  # fmt: skip
+    return rounded(int8_sum(a, x, bias, diagonal, rows), factor, seed)
 
 
 spmm_rows = define(
-    "spmm_rows(Tensor rowptr, Tensor col, Tensor? value, Tensor scale, Tensor? dst_scale, Tensor codes, "
-    "Tensor? src_scale, Tensor? bias, Tensor? diagonal, Tensor? rows, Tensor? factor, int? seed) -> (Tensor, Tensor)",
+    "spmm_rows(Sparse, QRows, Tensor? bias, Tensor? diagonal, Tensor? rows, Tensor? factor, int? seed) -> QRows",
     check=_check_spmm,
     reference=_spmm,
-    fake=lambda rowptr, col, value, scale, dst, codes, *rest: _empty(rowptr.size(0) - 1, codes.size(1), scale),
+    fake=lambda a, x, *rest: _empty(a.num_dst, x.codes.size(1), x.scale),
 )
 
 

@@ -7,13 +7,13 @@ from torch import Tensor
 from ... import memory
 from ...native import library, num_threads
 from ...ops._library import implement
-from ...ops.attention import edge_sums_op, gat_attention_backward_op, gat_attention_op
+from ...ops.attention import edge_sums, gat_attention_backward, gat_attention_op
 from ._arguments import F32, at, contiguous
 
 
 def _edge_sums(rowptr: Tensor, perm: Tensor | None, values: Tensor) -> Tensor:
     if values.dtype != F32:
-        return edge_sums_op.reference(rowptr, perm, values)
+        return edge_sums.reference(rowptr, perm, values)
     rowptr, values = rowptr.contiguous(), values.contiguous()
     perm = None if perm is None else perm.contiguous()
     rows, heads = rowptr.numel() - 1, values.size(1)
@@ -41,7 +41,7 @@ def _gat_attention_backward(
     p: Tensor, dp: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     if a_src.dtype != F32:
-        return gat_attention_backward_op.reference(rowptr, col, a_src, a_dst, a_edge, slope, p, dp)
+        return gat_attention_backward.reference(rowptr, col, a_src, a_dst, a_edge, slope, p, dp)
     rowptr, col, terms = rowptr.contiguous(), col.contiguous(), contiguous(a_src, a_dst, a_edge)
     p, dp, heads, rows = p.contiguous(), dp.contiguous(), a_src.size(1), rowptr.numel() - 1
     ds, da_dst = memory.empty(p.shape, F32), memory.empty([rows, heads], F32)
@@ -53,6 +53,6 @@ def _gat_attention_backward(
     return ds, da_dst
 
 
-implement(edge_sums_op, "cpu", _edge_sums)
+implement(edge_sums, "cpu", _edge_sums)
 implement(gat_attention_op, "cpu", _gat_attention)
-implement(gat_attention_backward_op, "cpu", _gat_attention_backward)
+implement(gat_attention_backward, "cpu", _gat_attention_backward)

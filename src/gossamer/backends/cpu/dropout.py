@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import memory
 from ...native import library, num_threads
 from ...ops._library import Op, implement
-from ...ops.dropout import dropout_mask_op, dropout_op, masked_scale, relu_dropout_op
+from ...ops.dropout import dropout_mask, dropout_op, masked_scale, relu_dropout_op
 from ._arguments import F32, MASK64, at
 
 
@@ -42,5 +42,5 @@ def _masked_scale(x: Tensor, mask: Tensor, p: float) -> Tensor:
 
 implement(dropout_op, "cpu", _dropout)
 implement(relu_dropout_op, "cpu", partial(_dropout_with_mask, relu_dropout_op, library.relu_dropout))
-implement(dropout_mask_op, "cpu", partial(_dropout_with_mask, dropout_mask_op, library.dropout))
+implement(dropout_mask, "cpu", partial(_dropout_with_mask, dropout_mask, library.dropout))
 implement(masked_scale, "cpu", _masked_scale)

@@ -7,7 +7,7 @@ from torch import Tensor
 from ... import memory
 from ...native import library, num_threads
 from ...ops._library import implement
-from ...ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
+from ...ops.edge_softmax import edge_softmax_backward, edge_softmax_op
 from ._arguments import F32, at
 
 
@@ -22,7 +22,7 @@ def _edge_softmax(rowptr: Tensor, logits: Tensor) -> Tensor:
 
 def _edge_softmax_backward(rowptr: Tensor, p: Tensor, dp: Tensor) -> Tensor:
     if p.dtype != F32:
-        return edge_softmax_backward_op.reference(rowptr, p, dp)
+        return edge_softmax_backward.reference(rowptr, p, dp)
     rowptr, p, dp = rowptr.contiguous(), p.contiguous(), dp.contiguous()
     out = memory.empty(p.shape, F32)
     library.edge_softmax_backward(at(rowptr), rowptr.numel() - 1, at(p), at(dp), at(out), p.size(1), num_threads())
@@ -30,4 +30,4 @@ def _edge_softmax_backward(rowptr: Tensor, p: Tensor, dp: Tensor) -> Tensor:
 
 
 implement(edge_softmax_op, "cpu", _edge_softmax)
-implement(edge_softmax_backward_op, "cpu", _edge_softmax_backward)
+implement(edge_softmax_backward, "cpu", _edge_softmax_backward)

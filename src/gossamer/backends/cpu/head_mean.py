@@ -7,7 +7,7 @@ from torch import Tensor
 from ... import memory
 from ...native import library, num_threads
 from ...ops._library import implement
-from ...ops.head_mean import head_mean_backward_op, head_mean_spmm_op
+from ...ops.head_mean import head_mean_backward, head_mean_spmm_op
 from ._arguments import F32, at, contiguous
 
 
@@ -29,7 +29,7 @@ def _head_mean_backward(
     rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool
 ) -> tuple[Tensor, Tensor]:
     if dout.dtype != F32 or dout.size(1) == 0:  # without columns there is no dot product to write
-        return head_mean_backward_op.reference(rowptr, col, perm, value, x, dout, needs_dx)
+        return head_mean_backward.reference(rowptr, col, perm, value, x, dout, needs_dx)
     rowptr, col, perm, value, x, dout = contiguous(rowptr, col, perm, value, x, dout)
     num_src, (heads, width) = rowptr.numel() - 1, (value.size(1), dout.size(1))
     dx = memory.empty([num_src, heads * width], F32) if needs_dx else None
@@ -42,4 +42,4 @@ def _head_mean_backward(
 
 
 implement(head_mean_spmm_op, "cpu", _head_mean_spmm)
-implement(head_mean_backward_op, "cpu", _head_mean_backward)
+implement(head_mean_backward, "cpu", _head_mean_backward)

@@ -8,6 +8,7 @@ from ...native import library, num_threads
 from ...ops._library import implement
 from ...ops._sum_checks import heads_of
 from ...ops.chain_keep import Packing
+from ...ops.csr import Sparse
 from ...ops.int8_rows import (
     EpilogueRows,
     SavingRows,
@@ -21,7 +22,7 @@ from ...ops.int8_rows import (
 from ...ops.kept_chain import SavedEpilogue
 from ...ops.norm_act import Epilogue, Over
 from ...ops.quantize_rows import QRows
-from ...ops.spmm_int8 import of_sources
+from ...ops.spmm_int8 import of_codes
 from ._arguments import as_float, at, contiguous, enough, noise, stepped
 from ._chain_keep import keeping
 from ._int8_rows import NO_TERMS, RowsTo, contiguous_rows, empty_rows
@@ -49,19 +50,18 @@ def _int8_linear_rows(x: QRows, w: QRows, bias: Tensor | None, factor: Tensor | 
 
 
 def _spmm_rows(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None,
-    factor: Tensor | None, seed: int | None,
+    a: Sparse, x: QRows, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, factor: Tensor | None,
+    seed: int | None,
 ) -> QRows:  # fmt: skip
-    rowptr, col, codes, scale, factor = contiguous(rowptr, col, codes, scale, factor)
-    sources = of_sources(scale, src_scale).float().contiguous()
-    value, dst_scale, bias, rows = (as_float(t) for t in (value, dst_scale, bias, rows))
-    out = empty_rows(rowptr.numel() - 1, codes.size(1))
+    x, (rowptr, col, factor) = contiguous_rows(x), contiguous(a.rowptr, a.col, factor)
+    out = empty_rows(a.num_dst, x.codes.size(1))
+    sources = as_float(of_codes(a, x).src_scale)
+    value, dst_scale, bias, rows = (as_float(t) for t in (a.value, a.dst_scale, bias, rows))
     weights = (at(value), at(sources), at(dst_scale), heads_of(value))
     diagonal, step = stepped(diagonal)
-    end = (at(bias), at(diagonal), step, at(rows), at(scale))
-    written = (at(out.codes), at(out.scale), at(factor), *noise(seed), codes.size(1), num_threads())
-    enough(library.spmm_rows(at(rowptr), at(col), out.codes.size(0), *weights, *end, at(codes), *written))
+    end = (at(bias), at(diagonal), step, at(rows), at(x.scale))
+    written = (at(out.codes), at(out.scale), at(factor), *noise(seed), x.codes.size(1), num_threads())
+    enough(library.spmm_rows(at(rowptr), at(col), a.num_dst, *weights, *end, at(x.codes), *written))
     return out
 
 

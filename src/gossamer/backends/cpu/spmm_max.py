@@ -7,7 +7,7 @@ from torch import Tensor
 from ... import memory
 from ...native import library, num_threads
 from ...ops._library import implement
-from ...ops.spmm_max import NOT_A_WINNER, spmm_max_backward_op, spmm_max_op, winner_dtype
+from ...ops.spmm_max import NOT_A_WINNER, spmm_max_backward, spmm_max_op, winner_dtype
 from ._arguments import F32, as_float, at
 
 
@@ -28,7 +28,7 @@ def _spmm_max_backward(
     rowptr: Tensor, col: Tensor, value: Tensor | None, winner: Tensor, dout: Tensor, num_src: int
 ) -> Tensor:
     if dout.dtype != F32:
-        return spmm_max_backward_op.reference(rowptr, col, value, winner, dout, num_src)
+        return spmm_max_backward.reference(rowptr, col, value, winner, dout, num_src)
     rowptr, col, value = rowptr.contiguous(), col.contiguous(), as_float(value)
     winner, dout = winner.contiguous(), dout.contiguous()
     dx = memory.empty([num_src, dout.size(1)], F32).zero_()
@@ -42,4 +42,4 @@ def _spmm_max_backward(
 
 
 implement(spmm_max_op, "cpu", _spmm_max)
-implement(spmm_max_backward_op, "cpu", _spmm_max_backward)
+implement(spmm_max_backward, "cpu", _spmm_max_backward)
