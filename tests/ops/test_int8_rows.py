@@ -21,7 +21,7 @@ from gossamer.ops import (
     quantize_times,
     spmm_rows,
 )
-from gossamer.ops.kept_chain import kept_rows
+from gossamer.ops.kept_chain import rows_of
 from gossamer.ops.norm_act import Over
 from support import graphs
 from support.compare import on_baseline, same, same_bits, tensors_of
@@ -118,8 +118,8 @@ def sum_arguments(graph, columns, turn):
     square = graph.num_src == graph.num_dst
     diagonal = (None, constant(1.7, graph.num_dst), varying(graph.num_dst))[turn % 3] if square else None
     return (
-        graph.rowptr, graph.col, (None, one, many)[turn % 3], rand(graph.num_src, seed=1).abs(),
-        dst_scale if turn % 2 else None, codes_of(graph.num_src, columns), src_scale if turn % 4 > 1 else None,
+        graph.rowptr, graph.col, (None, one, many)[turn % 3], src_scale if turn % 4 > 1 else None,
+        dst_scale if turn % 2 else None, codes_of(graph.num_src, columns), rand(graph.num_src, seed=1).abs(),
         bias if turn % 5 > 2 else None, diagonal, rows if turn % 7 > 3 else None,
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_sum_is_the_references_where_no_order_matters(isa):
     graph = graphs.graph("reversed star")
     for factor in factors(33):
         for diagonal in (constant(1.5, 300), varying(300)):
-            sources = (None, rand(300).abs(), None, codes_of(300, 33), None)
+            sources = (None, None, None, codes_of(300, 33), rand(300).abs())
             args = (graph.rowptr, graph.col, *sources, None, diagonal, None)
             assert same(spmm_rows(*args, factor, 4), OPS["spmm_rows"].reference(*args, factor, 4))
 
@@ -158,7 +158,7 @@ def test_nan_scales_show_in_the_rows_of_a_sum(isa):
     scale = torch.ones(12)
     scale[9] = torch.nan
     for diagonal, nan in ((None, [3]), (constant(1.0, 12), [3, 9])):
-        args = (graph.rowptr, graph.col, None, scale, None, codes_of(12, 17), None, None, diagonal, None)
+        args = (graph.rowptr, graph.col, None, None, None, codes_of(12, 17), scale, None, diagonal, None)
         found = spmm_rows(*args, None, None)[1]
         assert found.isnan().nonzero().flatten().tolist() == nan
         assert diagonal is not None or not found[graph.degree == 0].any()  # no edges: zeros, scale 0
@@ -205,7 +205,7 @@ def test_codes_of_a_kept_chain(over, isa):
         _, k, _, result = keep(args, how, chosen)
         for decoded in {result, True}:
             got = kept_codes(*k, *args[1:3], decoded)
-            assert same_bits(got, quantize_rows(kept_rows(*k, *args[1:3], decoded)))
+            assert same_bits(got, quantize_rows(rows_of(k, *args[1:3], decoded)))
             assert same(got, OPS["kept_codes"].reference(*k, *args[1:3], decoded))
 
 
@@ -306,10 +306,10 @@ def test_rounding_says_that_it_has_no_gradient(name):
         ("int8_linear_rows", 4, rand(69), ValueError, r"`bias`.*\[70\]"),
         ("int8_linear_rows", 5, rand(6), ValueError, r"`factor`.*\[70\], one number per column"),
         ("int8_linear_rows", 5, rand(70).bfloat16(), TypeError, "`factor` must be float32"),
-        ("spmm_rows", 3, rand(5), ValueError, r"`scale`.*\[6\], one number per row of `codes`"),
+        ("spmm_rows", 6, rand(5), ValueError, r"`scale`.*\[6\], one number per row of `codes`"),
         ("spmm_rows", 4, rand(5), ValueError, r"`dst_scale`.*\[6\], one number per node"),
         ("spmm_rows", 5, rand(6, 6), TypeError, "`codes` must be int8"),
-        ("spmm_rows", 6, rand(5), ValueError, r"`src_scale`.*\[6\], one number per node"),
+        ("spmm_rows", 3, rand(5), ValueError, r"`src_scale`.*\[6\], one number per node"),
         ("spmm_rows", 7, rand(5), ValueError, r"`bias`.*\[6\], one number per column"),
         ("spmm_rows", 9, rand(6, 5), ValueError, r"`rows`.*\(6, 6\), one row per destination"),
         ("spmm_rows", 10, rand(5), ValueError, r"`factor`.*\[6\], one number per column"),
@@ -340,7 +340,7 @@ def test_chains_of_float64_are_refused():
 
 def test_diagonal_of_a_bipartite_sum_is_refused():
     graph = graphs.small()
-    args = (graph.rowptr, graph.col, None, rand(5), None, codes_of(5, 3), None, None, rand(4), None, None, None)
+    args = (graph.rowptr, graph.col, None, None, None, codes_of(5, 3), rand(5), None, rand(4), None, None, None)
     with pytest.raises(ValueError, match=r"`diagonal` needs as many sources as destinations \(got 5 and 4\)"):
         spmm_rows(*args)
 

@@ -9,10 +9,11 @@ import torch
 from torch.library import opcheck
 
 from gossamer.ops import OPS, chain_backward, kept_codes, kept_products, norm_act
+from gossamer.ops._structure import tensors_of
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.chain_backward import gradient
 from gossamer.ops.dropout import kept as survivors
-from gossamer.ops.kept_chain import factor_of, hat_of, kept_rows, marks_alone
+from gossamer.ops.kept_chain import factor_of, hat_of, marks_alone, rows_of
 from gossamer.ops.norm_act import Over, rstd_of
 from support.compare import UNIT, on_baseline, same, same_sums
 from support.epilogue import cases, codec, keep, optimal, settings
@@ -41,7 +42,7 @@ def exact(over, act, p, shape=(300, 24)):
 def test_rows_decoded_from_exact_codes_are_the_result(over, act, p):
     """Given the marks, the result is linear in x_hat; x_hat's own rounding is all that is lost."""
     args, _, out, k, _, result = exact(over, act, p)
-    got = kept_rows(*k, *args[1:3], result)
+    got = rows_of(k, *args[1:3], result)
     torch.testing.assert_close(got, out, rtol=1e-5, atol=1e-5)
     assert torch.equal(got == 0, out == 0) or act == 0
 
@@ -54,7 +55,7 @@ def test_rows_decoded_from_exact_codes_are_the_result(over, act, p):
 def test_products_are_sums_over_tiles_of_rows(over, isa):
     for args, _, _, k, _, result in chains(over):  # the second product has no outputs
         douts = [rand(k.rows, 5), rand(k.rows, 0), rand(k.rows, 3, seed=1)]
-        rows = kept_rows(*k, *args[1:3], result)
+        rows = rows_of(k, *args[1:3], result)
         for dout, got in zip(douts, kept_products(douts, *k, *args[1:3], result), strict=True):
             off = (got.double() - dout.double().t() @ rows.double()).abs()
             most = dout.abs().double().t() @ rows.abs().double()
@@ -168,7 +169,7 @@ def kept_args(over=Over.COLUMNS, act=2):
 
 def test_strides_change_nothing():
     args, how, k, var, result = kept_args()
-    apart = [None if t is None else torch.stack([t, t], -1)[..., 0] for t in (*k.tensors, *args[1:3], var)]
+    apart = [None if t is None else torch.stack([t, t], -1)[..., 0] for t in (*tensors_of(k), *args[1:3], var)]
     strided, (weight, bias, wide_var) = k._replace(**dict(zip(k._fields, apart[:5], strict=False))), apart[5:]
     assert same(kept_codes(*strided, weight, bias, result), kept_codes(*k, *args[1:3], result))
     dout = rand(8, 6)

@@ -24,8 +24,8 @@ from gossamer.ops import (
     unpack,
 )
 from gossamer.ops.activation import ACTIVATIONS
-from gossamer.ops.chain_keep import kept_of
-from gossamer.ops.norm_act import Over
+from gossamer.ops.chain_keep import Packed, Packing
+from gossamer.ops.norm_act import Epilogue, Over
 from support.compare import on_baseline, same_bits
 from support.spmm import NO_TRANSPOSE
 from support.tensors import codes_of, rand
@@ -90,7 +90,8 @@ def kept(over: Over, *products: torch.Tensor):
 
 def kept_gradients(over: Over):
     _, _, var, *found = kept(over)
-    k = kept_of(tuple(found), torch.Size((ROWS, COLUMNS)), (2, 200, None), *TAIL[1:], 4)
+    epilogue, packing = Epilogue(None, None, None, None, over, *TAIL), Packing(2, 200, slope_bits=4)
+    k = Packed(*found).saved(torch.Size((ROWS, COLUMNS)), epilogue, packing)
     dx = torch.empty(ROWS, COLUMNS)
     return dx, *chain_backward(dx, rand(ROWS, COLUMNS, seed=2), *k, rand(COLUMNS), var, over, TAIL[0])
 

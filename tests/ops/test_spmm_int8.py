@@ -12,7 +12,7 @@ from support.tensors import codes_of, rand
 
 def on(graph, op, dst_scale, codes):
     """`op` as a function of the row scales and, if given, the edge weights."""
-    return lambda scale, value=None: op(graph.rowptr, graph.col, value, scale, dst_scale, codes)
+    return lambda scale, value=None: op(graph.rowptr, graph.col, value, None, dst_scale, codes, scale)
 
 
 @pytest.mark.parametrize("name", graphs.GRAPHS)
@@ -87,7 +87,9 @@ def test_a_scale_that_requires_grad_is_not_ignored():
     graph, codes = graphs.small(), codes_of(5, 4)
 
     def run(op):
-        return with_gradients(lambda s: op(graph.rowptr, graph.col, None, torch.ones(5), s, codes), [torch.ones(4)])
+        return with_gradients(
+            lambda s: op(graph.rowptr, graph.col, None, None, s, codes, torch.ones(5)), [torch.ones(4)]
+        )
 
     want = run(OPS["spmm_int8"].reference)
     try:
@@ -110,8 +112,8 @@ def test_shapes_of_results(name):
 def test_opcheck():
     graph = graphs.small()
     scale, value = rand(5).requires_grad_(), rand(graph.num_edges, 2).requires_grad_()
-    opcheck(OPS["spmm_int8"].overload, (graph.rowptr, graph.col, value, scale, torch.rand(4), codes_of(5, 4)))
-    opcheck(OPS["spmm_int8"].overload, (graph.rowptr, graph.col, None, scale.detach(), None, codes_of(5, 3)))
+    opcheck(OPS["spmm_int8"].overload, (graph.rowptr, graph.col, value, None, torch.rand(4), codes_of(5, 4), scale))
+    opcheck(OPS["spmm_int8"].overload, (graph.rowptr, graph.col, None, None, None, codes_of(5, 3), scale.detach()))
 
 
 G = graphs.small()
@@ -139,4 +141,4 @@ def test_bad_arguments(error, name, codes, scale, options):
 
 def test_bad_destination_scale():
     with pytest.raises(ValueError, match="`dst_scale`"):
-        OPS["spmm_int8"](G.rowptr, G.col, None, rand(5), rand(5), codes_of(5, 3))
+        OPS["spmm_int8"](G.rowptr, G.col, None, None, rand(5), codes_of(5, 3), rand(5))

@@ -23,7 +23,7 @@ def with_ends(graph, op, codes, ends, scales=True, diagonal=varying, value=None)
     def function(scale, *given):
         named = dict(zip([name for name in ("bias", "rows") if name in ends], given, strict=True))
         own = (named.get("bias"), diagonal(graph.num_dst) if "diagonal" in ends else None, named.get("rows"))
-        return op(graph.rowptr, graph.col, value, scale, dst_scale, codes, src_scale, *own)
+        return op(graph.rowptr, graph.col, value, src_scale, dst_scale, codes, scale, *own)
 
     return function
 
@@ -64,7 +64,7 @@ def test_equals_spmm_of_the_decoded_rows(isa):
         weights = [sign(t) for t in (value, src_scale, dst_scale)]
         return OPS["spmm"](graph.rowptr, graph.col, *weights, x, sign(bias), sign(diagonal), sign(rows), *[None] * 4)
 
-    args = (graph.rowptr, graph.col, value, scale, dst_scale, codes, src_scale, bias, diagonal, rows)
+    args = (graph.rowptr, graph.col, value, src_scale, dst_scale, codes, scale, bias, diagonal, rows)
     decoded = dequantize_rows(codes, scale)
     bound = 2 * (graph.max_degree + 8) * UNIT * floats(torch.abs, decoded.abs())
     assert ((OPS["spmm_int8"](*args) - floats(torch.clone, decoded)).abs() <= bound).all()
@@ -101,9 +101,11 @@ def test_scaling_an_operand_scales_the_result_exactly(k):
     out, grads = with_gradients(function, [scale, bias, rows], random_cotangent)
     scaled, again = with_gradients(function, [t * 2.0**k for t in (scale, bias, rows)], random_cotangent)
     assert torch.equal(scaled, out * 2.0**k) and same_bits(again, grads)
-    args = (graph.rowptr, graph.col, None, scale, None, codes)
-    once = OPS["spmm_int8"](*args, rand(400, seed=5))
-    assert torch.equal(OPS["spmm_int8"](*args, rand(400, seed=5) * 2.0**k), once * 2.0**k)
+
+    def by_source(src_scale):
+        return OPS["spmm_int8"](graph.rowptr, graph.col, None, src_scale, None, codes, scale)
+
+    assert torch.equal(by_source(rand(400, seed=5) * 2.0**k), by_source(rand(400, seed=5)) * 2.0**k)
 
 
 def test_same_bits_for_every_instruction_set_and_thread_count(isa, threads):
@@ -182,12 +184,12 @@ def test_what_is_added_is_not_kept_for_backward_but_the_diagonal():
 def test_factors_of_nodes_have_no_gradient():
     """An error, never silently none."""
     graph = graphs.graph("self-loops")
-    args = (graph.rowptr, graph.col, None, torch.ones(6), None, codes_of(6, 4), None, None)
+    args = (graph.rowptr, graph.col, None, None, None, codes_of(6, 4), torch.ones(6), None)
     with pytest.raises(ValueError, match=r"`diagonal` must not require grad.*Detach it, or pass diagonal"):
         OPS["spmm_int8"](*args, torch.ones(6, requires_grad=True))
     graph, codes = graphs.small(), codes_of(5, 4)
-    for name, place, count in (("dst_scale", 4, 4), ("src_scale", 6, 5)):
-        args = [graph.rowptr, graph.col, None, torch.ones(5), None, codes, None]
+    for name, place, count in (("dst_scale", 4, 4), ("src_scale", 3, 5)):
+        args = [graph.rowptr, graph.col, None, None, None, codes, torch.ones(5)]
         args[place] = torch.ones(count, requires_grad=True)
         with pytest.raises(ValueError, match=f"`{name}` must not require grad.*Detach it, or use `value`"):
             OPS["spmm_int8"](*args)
@@ -197,9 +199,9 @@ def test_opcheck():
     graph = graphs.graph("self-loops")
     scale, bias, rows = (t.requires_grad_() for t in ends_of(graph, 4, {"bias", "rows"}))
     value = rand(graph.num_edges).requires_grad_()
-    args = (graph.rowptr, graph.col, value, scale, torch.rand(6), codes_of(6, 4), torch.rand(6), bias, varying(6), rows)
+    args = (graph.rowptr, graph.col, value, torch.rand(6), torch.rand(6), codes_of(6, 4), scale, bias, varying(6), rows)
     opcheck(OPS["spmm_int8"].overload, args)
-    opcheck(OPS["spmm_int8"].overload, (*args[:6], None, bias))
+    opcheck(OPS["spmm_int8"].overload, (*args[:3], None, *args[4:7], bias))
     opcheck(OPS["spmm_int8"].overload, (*args[:8], constant(1.5, 6), None))
 
 
@@ -223,7 +225,8 @@ G = graphs.small()  # 5 sources, 4 destinations
 )
 def test_bad_arguments(error, message, ends):
     with pytest.raises(error, match=message):
-        OPS["spmm_int8"](G.rowptr, G.col, None, rand(5), None, codes_of(5, 3), *ends)
+        src_scale, *others = ends
+        OPS["spmm_int8"](G.rowptr, G.col, None, src_scale, None, codes_of(5, 3), rand(5), *others)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +239,7 @@ def test_bad_arguments(error, message, ends):
 )
 def test_bad_diagonals(error, message, diagonal):
     graph = graphs.graph("self-loops")
-    args = (graph.rowptr, graph.col, None, rand(6), None, codes_of(6, 3), None, None, diagonal, None)
+    args = (graph.rowptr, graph.col, None, None, None, codes_of(6, 3), rand(6), None, diagonal, None)
     for call in (lambda: OPS["spmm_int8"](*args), lambda: OPS["spmm_rows"](*args, None, None)):
         with pytest.raises(error, match=message):
             call()
@@ -246,7 +249,7 @@ def test_a_zero_of_the_diagonal_adds_nothing(isa):
     """As no self-loop does: a scale that is not finite stays away from its own row."""
     graph, codes, scale, diagonal = graphs.graph("star"), codes_of(300, 130), torch.ones(300), torch.ones(300)
     scale[7], diagonal[7] = torch.nan, 0
-    args = (graph.rowptr, graph.col, None, scale, None, codes, None, None)
+    args = (graph.rowptr, graph.col, None, None, None, codes, scale, None)
     for op in (OPS["spmm_int8"], OPS["spmm_int8"].reference):
         assert torch.equal(op(*args, diagonal, None)[7], op(*args, None, None)[7])
 

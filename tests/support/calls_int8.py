@@ -24,10 +24,11 @@ def codes(draw: Draw, rows: int, columns: int) -> Tensor:
 def spmm_int8(draw: Draw) -> list[Any]:
     rowptr, col, num_src = structure(draw)
     columns, num_dst = draw(COLUMNS), rowptr.numel() - 1
-    weighted = [weights(draw, col.numel(), columns), floats(draw, num_src), maybe(draw, floats(draw, num_dst))]
+    scales = [maybe(draw, floats(draw, count)) for count in (num_src, num_dst)]
     diagonal = diagonals(draw, num_src, num_dst)
     ends = [maybe(draw, floats(draw, columns)), diagonal, maybe(draw, floats(draw, num_dst, columns))]
-    return [rowptr, col, *weighted, codes(draw, num_src, columns), maybe(draw, floats(draw, num_src)), *ends]
+    value = weights(draw, col.numel(), columns)
+    return [rowptr, col, value, *scales, codes(draw, num_src, columns), floats(draw, num_src), *ends]
 
 
 def int8_linear(draw: Draw) -> list[Any]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gossamer.ops import OPS
 from gossamer.ops.activation import ACTIVATIONS
-from gossamer.ops.chain_keep import kept_of
-from gossamer.ops.kept_chain import Kept
-from gossamer.ops.norm_act import Over, statistics
+from gossamer.ops.chain_keep import Packing
+from gossamer.ops.kept_chain import SavedEpilogue
+from gossamer.ops.norm_act import Epilogue, Over, statistics
 from gossamer.ops.norm_act_backward_rows import COLUMNWISE
 
 from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, levels, maybe, structure
@@ -135,14 +135,12 @@ def chain_keep(draw: Draw, coded: bool | None = None) -> list[Any]:
     return [*tensors, over, eps, act, slope, p, seed, *codec, products, biases]
 
 
-def kept_chain(draw: Draw) -> tuple[list[Any], Kept, Tensor]:
+def kept_chain(draw: Draw) -> tuple[list[Any], SavedEpilogue, Tensor]:
     """The call that kept, what it kept, and the variance it used."""
     args = chain_keep(draw, coded=True)
-    _, _, own_var, *found = OPS["chain_keep"].reference(*args)
-    act, slope, p, seed, bits, block, _, own_levels, _, slope_bits = args[7:17]
-    tail = (act, slope, p, seed, slope_bits)
-    kept = kept_of(tuple(found), args[0].shape, (bits, block, own_levels), *tail)
-    return args, kept, own_var if args[4] is None else args[4]
+    x, epilogue, packing = args[0], Epilogue(*args[1:11]), Packing(*args[11:17])
+    made = OPS["chain_keep"].reference(*args)
+    return args, made.packed.saved(x.shape, epilogue, packing), epilogue.using(made.mean, made.var).var
 
 
 def kept_codes(draw: Draw) -> list[Any]:

@@ -6,8 +6,8 @@ import torch
 
 from gossamer.codecs import optimal_bins
 from gossamer.ops import chain_keep
-from gossamer.ops.chain_keep import kept_of
-from gossamer.ops.norm_act import Over
+from gossamer.ops.chain_keep import Packing
+from gossamer.ops.norm_act import Epilogue, Over
 
 from .norm_act import SLOPES, inputs
 
@@ -43,8 +43,8 @@ def cases(over):
 
 def keep(args, how, chosen):
     """The result, what was kept of it, the variance that was used, and whether the result itself was kept."""
-    (out,), _, var, *found = chain_keep(*args, *how, *chosen, [], [])
-    bits, block, _, levels, _, slope_bits = chosen
-    over, _, act, slope, p, seed = how
-    k = kept_of(tuple(found), args[0].shape, (bits, block, levels), act, slope, p, seed, slope_bits)
-    return out, k, args[4] if over == Over.FIXED else var, over == Over.NOTHING
+    x, *norm = args
+    epilogue, packing = Epilogue(*norm, *how), Packing(*chosen)
+    made = chain_keep(x, epilogue, packing, [], [])
+    (out,), saved = made.outs, made.packed.saved(x.shape, epilogue, packing)
+    return out, saved, epilogue.using(made.mean, made.var).var, epilogue.over == Over.NOTHING

@@ -5,7 +5,7 @@ policy      what backward multiplies: Exact()
 build       the Adjacency behind what a layer was called with, built once per tensor
 """
 
-from .adjacency import Adjacency, Edges, Sparse
+from .adjacency import Adjacency, Edges
 from .policy import Exact
 
-__all__ = ["Adjacency", "Edges", "Exact", "Sparse"]
+__all__ = ["Adjacency", "Edges", "Exact"]

@@ -21,26 +21,17 @@ from torch import Tensor
 
 from .. import ops
 from ..graph import Graph
+from ..ops.csr import Sparse
 from ..ops.linear import bias_gradient
 from ..ops.quantize_rows import QRows
 from ..ops.sddmm import edge_gradient, sddmm_op
-from ..ops.spmm import spmm_op
+from ..ops.spmm import row_sums, spmm_op
 from ..ops.spmm_int8 import spmm_int8_op
 from ..state import facts
 from .policy import Exact, Policy
 
 Reduce = Literal["sum", "mean", "max"]
 EXACT = Exact()
-
-
-class Sparse(NamedTuple):
-    """A matrix in the arguments of the ops that multiply by it."""
-
-    rowptr: Tensor
-    col: Tensor
-    value: Tensor | None = None
-    src_scale: Tensor | None = None
-    dst_scale: Tensor | None = None
 
 
 class Edges(NamedTuple):
@@ -59,12 +50,6 @@ class Edges(NamedTuple):
     def back(self, w: Tensor, dout: Tensor) -> Tensor:
         """The sum of w_e dout_i over the edges out of each node."""
         return row_sums(Sparse(self.t_rowptr, self.t_col, ops.gather_rows(w, self.t_perm)), dout)
-
-
-def row_sums(matrix: Sparse, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
-    """matrix x + diagonal * x."""
-    rowptr, col, value, src_scale, dst_scale = matrix
-    return spmm_op(rowptr, col, value, src_scale, dst_scale, x, None, diagonal, None, None, None, None, None)
 
 
 @final
@@ -143,7 +128,7 @@ class Adjacency:
         if torch.compiler.is_compiling() and torch.is_grad_enabled() and x.requires_grad:
             t = self.graph.t()
             transposed = (t.rowptr, t.col, *((None, t.value) if self.value is None else (self.graph.t_perm, None)))
-        return spmm_op(*self.matrix(), x.contiguous(), bias, diagonal, add, *transposed)
+        return spmm_op(self.matrix(), x.contiguous(), bias, diagonal, add, *transposed)
 
     def back(self, dout: Tensor) -> Tensor:
         """A^T dout."""
@@ -152,23 +137,17 @@ class Adjacency:
 
     def edge_gradient(self, x: Tensor, dout: Tensor) -> Tensor:
         """The gradient of `value`."""
-        rowptr, col, value, src_scale, dst_scale = self.matrix()
-        assert value is not None
-        return edge_gradient(rowptr, col, value, src_scale, dst_scale, x, dout, (None, None, None))
+        return edge_gradient(self.matrix(), x, dout)
 
     # Int8 rows --------------------------------------------------------------------------------------------------
 
-    def _of_rows(self, matrix: Sparse, x: QRows) -> tuple[Any, ...]:
-        return matrix.rowptr, matrix.col, matrix.value, x.scale, matrix.dst_scale, x.codes, matrix.src_scale
-
     def product_of_rows(self, x: QRows, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
         """A x + b + add in float32."""
-        return spmm_int8_op(*self._of_rows(self.matrix(), x), bias, self._spread(len(x.codes)), add)
+        return spmm_int8_op(self.matrix(), x, bias, self._spread(len(x.codes)), add)
 
     def product_rows(self, x: QRows, noise: int | None) -> QRows:
         """A x, quantised as it is made."""
-        own = self._spread(len(x.codes))
-        return QRows(*ops.spmm_rows(*self._of_rows(self.matrix(), x), None, own, None, None, noise))
+        return ops.spmm_rows(self.matrix(), x, None, self._spread(len(x.codes)), None, None, noise)
 
     def product_rows_once(self, x: QRows) -> QRows:
         """`product_rows` to nearest, remembered while these rows and this matrix live and are not changed."""
@@ -181,13 +160,12 @@ class Adjacency:
 
     def back_of_rows(self, g: QRows) -> Tensor:
         """A^T g in float32."""
-        own = self._spread(len(g.codes))
-        return spmm_int8_op(*self._of_rows(self.policy.transposed(self, g.scale), g), None, own, None)
+        return spmm_int8_op(self.policy.transposed(self, g.scale), g, None, self._spread(len(g.codes)))
 
     def back_rows(self, g: QRows, factor: Tensor, noise: int | None) -> QRows:
         """A^T g times a factor per column, quantised as it is made."""
         matrix, own = self.policy.transposed(self, g.scale), self._spread(len(g.codes))
-        return QRows(*ops.spmm_rows(*self._of_rows(matrix, g), None, own, None, factor, noise))
+        return ops.spmm_rows(matrix, g, None, own, None, factor, noise)
 
 
 class _Sum(NamedTuple):

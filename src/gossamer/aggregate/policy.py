@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol, final
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .adjacency import Adjacency, Sparse
+    from ..ops.csr import Sparse
+    from .adjacency import Adjacency
 
 
 class Policy(Protocol):

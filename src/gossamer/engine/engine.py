@@ -24,7 +24,7 @@ from ..state import state_of
 from . import epilogue as epilogues
 from . import rules
 from .attention import Attention, Projected
-from .epilogue import Batch, Deferred, Epilogue, ready
+from .epilogue import Batch, Deferred, EpilogueSpec, ready
 
 
 class Engine(ABC):
@@ -179,11 +179,11 @@ class Engine(ABC):
         """Whether a fused epilogue on x is worth its call."""
 
     @abstractmethod
-    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+    def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         """An epilogue as one op."""
 
     @abstractmethod
-    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+    def defer(self, x: Tensor, epilogue: EpilogueSpec) -> Deferred | None:
         """An epilogue, to be run with the product behind it; None if that gains nothing."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from torch_geometric import nn as pyg
 
 from .. import ops
 from ..ops.activation import ACTIVATIONS
-from ..ops.norm_act import Over, Settings
+from ..ops.norm_act import Epilogue, Over
 from . import gradient, rules
 from .saved import epilogue as saved
 from .saved.policy import Saving
@@ -40,10 +40,6 @@ class Norm(NamedTuple):
     mean: Tensor | None = None
     var: Tensor | None = None
 
-    @property
-    def tensors(self) -> saved.Norm:
-        return self.weight, self.bias, self.mean, self.var
-
 
 NO_NORM = Norm(Over.NOTHING, 0.0, None, None)
 IDENTITY = Act("identity")
@@ -51,19 +47,19 @@ Batch = tuple[Tensor | None, int | None] | None
 """Which rows are one graph, and how many graphs there are."""
 
 
-class Epilogue(NamedTuple):
-    """dropout(act(norm(x))); `module` is the batch norm whose running statistics are to follow."""
+class EpilogueSpec(NamedTuple):
+    """dropout(act(norm(x))) as modules define it; `module` is the batch norm whose running statistics are to follow."""
 
     norm: Norm = NO_NORM
     act: Act = IDENTITY
     p: float = 0.0
     module: nn.Module | None = None
 
-    def draw(self) -> Settings:
-        """The arguments of ops.norm_act after its tensors, with a new seed for dropout."""
-        seed = draw_seed() if self.p > 0 else 0
-        index = ACTIVATIONS.index(self.act.name)
-        return Settings(int(self.norm.over), self.norm.eps, index, self.act.slope, self.p, seed)
+    def draw(self) -> Epilogue:
+        """As ops take it, with a new seed for dropout."""
+        norm, act, seed = self.norm, ACTIVATIONS.index(self.act.name), draw_seed() if self.p > 0 else 0
+        drawn = Epilogue(norm.weight, norm.bias, norm.mean, norm.var, int(norm.over), norm.eps)
+        return drawn._replace(act=act, slope=self.act.slope, p=self.p, seed=seed)
 
     @property
     def is_relu(self) -> bool:
@@ -138,7 +134,7 @@ def norm_of(module: nn.Module | None, x: Tensor) -> Norm | None:
 
 def match(
     x: Tensor, norm: nn.Module | None, act: nn.Module | None, drop: nn.Dropout | float, batch: Batch
-) -> Epilogue | None:
+) -> EpilogueSpec | None:
     """The epilogue of three modules on x, None if one of them is to be called by itself."""
     if batch is not None and batch[0] is not None:
         return None
@@ -151,7 +147,7 @@ def match(
         return None
     p = drop if isinstance(drop, (int, float)) else drop.p if drop.training else 0.0
     known_norm, known_act = norm_of(norm, x), act_of(act)
-    return None if known_norm is None or known_act is None else Epilogue(known_norm, known_act, p, norm)
+    return None if known_norm is None or known_act is None else EpilogueSpec(known_norm, known_act, p, norm)
 
 
 # Running ----------------------------------------------------------------------------------------------------------
@@ -163,10 +159,10 @@ class RunsEpilogues(Protocol):
     def takes(self, x: Tensor) -> bool:
         """Whether a fused op on x is worth its call."""
 
-    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+    def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         """The epilogue as one op."""
 
-    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+    def defer(self, x: Tensor, epilogue: EpilogueSpec) -> Deferred | None:
         """The epilogue, to be run with the product behind it; None if that gains nothing."""
 
     def dropout(self, x: Tensor, p: float) -> Tensor:
@@ -191,16 +187,20 @@ def run(
     return drop(x) if isinstance(drop, nn.Module) else engine.dropout(x, drop)
 
 
-def run_fused(x: Tensor, epilogue: Epilogue) -> Tensor:
+def run_fused(x: Tensor, epilogue: EpilogueSpec) -> Tensor:
     """The epilogue as one op that saves x, or a bit per element."""
-    settings = epilogue.draw()
+    drawn = epilogue.draw()
     if epilogue.is_relu:
-        return ops.relu_dropout(x, settings.p, settings.seed)
+        return ops.relu_dropout(x, drawn.p, drawn.seed)
     if epilogue.is_dropout:
-        return ops.dropout(x, settings.p, settings.seed) if settings.p > 0 else x
-    out, mean, var = ops.norm_act(x.contiguous(), *epilogue.norm.tensors, *settings)
+        return ops.dropout(x, drawn.p, drawn.seed) if drawn.p > 0 else x
+    out, mean, var = ops.norm_act(x.contiguous(), drawn)
     epilogue.follow(mean, var, x.size(0))
     return out
+
+
+Consume = Callable[[Tensor, Epilogue], tuple[Tensor, ...]]
+"""Runs an epilogue with what follows it: the results, then the mean and variance of its input."""
 
 
 class Deferred:
@@ -211,7 +211,7 @@ class Deferred:
     """
 
     def __init__(
-        self, x: Tensor, epilogue: Epilogue, run: Callable[[Tensor, Epilogue], Tensor], saving: Saving | None,
+        self, x: Tensor, epilogue: EpilogueSpec, run: Callable[[Tensor, EpilogueSpec], Tensor], saving: Saving | None,
         asked: gradient.Request | None,
     ) -> None:  # fmt: skip
         self._x: Tensor | None = x
@@ -230,7 +230,7 @@ class Deferred:
         """The result."""
         if self.asked is not None:
             asked = self.asked
-            return self._through(lambda x, norm, settings: gradient.norm_act(x, norm, settings, asked))[0]
+            return self._through(lambda x, drawn: gradient.norm_act(x, drawn, asked))[0]
         x, self._x = self.x, None
         return self._run(x, self._epilogue)
 
@@ -245,19 +245,17 @@ class Deferred:
         """out W_k^T + b_k for each k, out the epilogue's result."""
         saving, asked = self.saving, self.asked
         if saving is not None:
-            return self._through(
-                lambda x, norm, settings: saved.epilogue_products(x, norm, settings, saving, weights, biases)
-            )
+            return self._through(lambda x, drawn: saved.epilogue_products(x, drawn, saving, weights, biases))
         assert asked is not None
-        return self._through(lambda x, norm, settings: gradient.products(x, norm, settings, asked, weights, biases))
+        return self._through(lambda x, drawn: gradient.products(x, drawn, asked, weights, biases))
 
-    def quantise(self, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """The results of consume(x, norm, settings), which makes the epilogue's result as int8 rows."""
+    def quantise(self, consume: Consume) -> tuple[Tensor, ...]:
+        """The results of consume(x, epilogue), which makes the epilogue's result as int8 rows."""
         return self._through(consume)
 
-    def _through(self, consume: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def _through(self, consume: Consume) -> tuple[Tensor, ...]:
         x = self.x.contiguous()
-        *outs, mean, var = consume(x, self._epilogue.norm.tensors, self._epilogue.draw())
+        *outs, mean, var = consume(x, self._epilogue.draw())
         self._x = None
         self._epilogue.follow(mean, var, x.size(0))
         return tuple(outs)

@@ -14,7 +14,7 @@ from ..aggregate import Adjacency
 from . import rules
 from .attention import Attention, Drop, Gat, Projected
 from .engine import Engine
-from .epilogue import Deferred, Epilogue, draw_seed, run_fused
+from .epilogue import Deferred, EpilogueSpec, draw_seed, run_fused
 
 
 @final
@@ -107,10 +107,10 @@ class Float32(Engine):
     def takes(self, x: Tensor) -> bool:
         return rules.is_dense(x)
 
-    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+    def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         return run_fused(x, epilogue)
 
-    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+    def defer(self, x: Tensor, epilogue: EpilogueSpec) -> Deferred | None:
         return None
 
     def dropout(self, x: Tensor, p: float) -> Tensor:

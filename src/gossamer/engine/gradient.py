@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from .. import ops
+from ..ops._structure import tensors_of, with_tensors, without_tensors
+from ..ops.chain_keep import Packing
 from ..ops.kept_chain import is_smooth
-from ..ops.norm_act import Over
+from ..ops.norm_act import Epilogue, EpilogueGradient, Over
 from ..ops.norm_act_backward_rows import COLUMNWISE, READERS
 from ..ops.quantize_rows import QRows
 from .noise import refuse_twice
@@ -114,18 +116,19 @@ class Request:
         """By head the products of the first rows with the result itself, less `origin`."""
         self._heads, self._origin = heads, origin
 
-    def fill(self, gradient: Sequence[Any], settings: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """An epilogue's backward: the gradient, and those of the norm's weight and bias."""
+    def fill(self, dout: Tensor, x: Tensor, epilogue: Epilogue) -> EpilogueGradient:
+        """An epilogue's backward, with the statistics that forward used."""
         stochastic = None not in self.seeds.values()
         seeds, factors = [seed or 0 for seed in self.seeds.values()], list(self.factors.values())
-        given = (*gradient, *settings, factors, seeds, stochastic, self._heads, self._origin)
-        flat, sums, dweight, dbias, dots = ops.norm_act_backward_rows(*given)
-        rows = {name: QRows(*flat[2 * k : 2 * k + 2]) for k, name in enumerate(self.factors)}
+        rounding = (factors, seeds, stochastic, self._heads, self._origin)
+        made = ops.norm_act_backward_rows(dout, x, epilogue, *rounding)
+        rows = dict(zip(self.factors, made.rows, strict=True))
         if self._watch is not None:
-            dx = ops.OPS["norm_act_backward"](*gradient, *settings)[0]
+            exact = ops.norm_act_backward(dout, x, epilogue).dx
             for name, factor in self.factors.items():
-                self._watch.see("dout", dx, rows[name], factor)
-        return QGradient(rows, self.factors, self, sums, dots if self._heads else None), dweight, dbias
+                self._watch.see("dout", exact, rows[name], factor)
+        dx = QGradient(rows, self.factors, self, made.sums, made.dots if self._heads else None)
+        return EpilogueGradient(dx, made.dweight, made.dbias)
 
     def answer(self, dout: Tensor) -> QGradient | None:
         """The gradient if it came as this request asks; None if dout is any other tensor."""
@@ -151,28 +154,23 @@ class _Epilogue(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, asked: Request, *settings: Any
-    ) -> Any:
-        out, own_mean, own_var = ops.norm_act(x, weight, bias, mean, var, *settings)
-        used = (own_mean, own_var) if mean is None else (mean, var)
-        ctx.asked, ctx.settings = asked, settings
-        ctx.save_for_backward(x, weight, bias, *used)
-        ctx.mark_non_differentiable(own_mean, own_var)
-        return out, own_mean, own_var
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, epilogue: Epilogue, asked: Request
+    ) -> tuple[Tensor, ...]:
+        out, mean, var = ops.norm_act(x, epilogue)
+        used = epilogue.using(mean, var)
+        ctx.asked, ctx.epilogue = asked, without_tensors(used)
+        ctx.save_for_backward(x, *tensors_of(used))
+        ctx.mark_non_differentiable(mean, var)
+        return out, mean, var
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor, *unused: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, dout: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        x, *tensors = ctx.saved_tensors
+        _, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
         with torch.no_grad():
-            dx, dweight, dbias = ctx.asked.fill((whole(dout), *ctx.saved_tensors), ctx.settings)
-        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        own = (dweight if needs_weight else None, dbias if needs_bias else None)
-        return refuse_twice(dx, *own, None, None, None, *[None] * len(ctx.settings))
-
-
-NO_CODES = (0, 1, True, None, None, 8)
-"""Bits, block, metadata, levels, noise and slope bits of an epilogue that saves marks alone."""
-NO_POINTWISE = (0, 0.0, 0.0, 0)
-"""Activation, slope, probability and seed of a norm alone."""
+            found = ctx.asked.fill(whole(dout), x, with_tensors(ctx.epilogue, tensors))
+        own = (found.dweight if needs_weight else None, found.dbias if needs_bias else None)
+        return refuse_twice(found.dx, *own, None, None)
 
 
 class _EpilogueProducts(torch.autograd.Function):
@@ -180,30 +178,32 @@ class _EpilogueProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, asked: Request, settings: Any, *params: Any
-    ) -> Any:
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, epilogue: Epilogue, asked: Request,
+        *params: Tensor | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         weights, biases = list(params[::2]), list(params[1::2])
-        outs, own_mean, own_var, *_ = ops.chain_keep(x, weight, bias, mean, var, *settings, *NO_CODES, weights, biases)
-        used = (own_mean, own_var) if mean is None else (mean, var)
-        ctx.asked, ctx.settings, ctx.count = asked, settings, len(weights)
-        ctx.save_for_backward(*weights, x, weight, bias, *used)
-        ctx.mark_non_differentiable(own_mean, own_var)
-        return (*outs, own_mean, own_var)
+        made = ops.chain_keep(x, epilogue, Packing(), weights, biases)
+        used = epilogue.using(made.mean, made.var)
+        ctx.asked, ctx.epilogue, ctx.count = asked, without_tensors(used), len(weights)
+        ctx.save_for_backward(*weights, x, *tensors_of(used))
+        ctx.mark_non_differentiable(made.mean, made.var)
+        return (*made.outs, made.mean, made.var)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor only once
-        weights, norm = saved[: ctx.count], saved[ctx.count :]
-        _, needs_weight, needs_bias, _, _, _, _, *needs = ctx.needs_input_grad
+        weights, (x, *tensors) = list(saved[: ctx.count]), saved[ctx.count :]
+        _, needs_weight, needs_bias, _, _, *needs = ctx.needs_input_grad
+        epilogue = with_tensors(ctx.epilogue, tensors)
         params: list[Tensor | None] = []
         with torch.no_grad():
             douts = [whole(dout) for dout in grads[: ctx.count]]
-            dweights, dz = ops.chain_products_backward(douts, weights, *norm, *ctx.settings)
+            dweights, dz = ops.chain_products_backward(douts, weights, x, epilogue)
             for dout, dweight, needs_w, needs_b in zip(douts, dweights, needs[::2], needs[1::2], strict=True):
                 params += [dweight if needs_w else None, ops.column_sums(dout) if needs_b else None]
-            dx, dnweight, dnbias = ctx.asked.fill((dz, *norm), (*ctx.settings[:2], *NO_POINTWISE))
-        own = (dnweight if needs_weight else None, dnbias if needs_bias else None)
-        return refuse_twice(dx, *own, *[None] * 4, *params)
+            found = ctx.asked.fill(dz, x, epilogue.norm)
+        own = (found.dweight if needs_weight else None, found.dbias if needs_bias else None)
+        return refuse_twice(found.dx, *own, None, None, *params)
 
 
 def answers(over: int) -> bool:
@@ -216,15 +216,14 @@ def multiplies(act: int) -> bool:
     return not is_smooth(act)
 
 
-def norm_act(x: Tensor, norm: Sequence[Tensor | None], settings: Sequence[Any], asked: Request) -> tuple[Tensor, ...]:
+def norm_act(x: Tensor, epilogue: Epilogue, asked: Request) -> tuple[Tensor, ...]:
     """ops.norm_act of a result whose maker asks for its gradient in int8 rows."""
-    return _Epilogue.apply(x, *norm, asked, *settings)
+    return _Epilogue.apply(x, epilogue.weight, epilogue.bias, epilogue, asked)
 
 
 def products(
-    x: Tensor, norm: Sequence[Tensor | None], settings: Sequence[Any], asked: Request, weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor, epilogue: Epilogue, asked: Request, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
     """out W_k^T + b_k for each k, out the result of ops.norm_act, then its mean and variance."""
     params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
-    return _EpilogueProducts.apply(x, *norm, asked, settings, *params)
+    return _EpilogueProducts.apply(x, epilogue.weight, epilogue.bias, epilogue, asked, *params)

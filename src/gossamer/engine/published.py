@@ -19,7 +19,7 @@ from ..ops.norm_act import Over
 from . import rules
 from .attention import Attention, Drop, Projected
 from .engine import Engine
-from .epilogue import IDENTITY, Deferred, Epilogue, draw_seed
+from .epilogue import IDENTITY, Deferred, EpilogueSpec, draw_seed
 from .float32 import Float32
 from .saved import epilogue as epilogues
 from .saved.engine import Saved
@@ -91,24 +91,24 @@ class Published(Engine):
     def takes(self, x: Tensor) -> bool:
         return self.shared.takes(x)
 
-    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+    def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         if not rules.saves_little(x):
             return self.whole.run(x, epilogue)
         for part in _parts(epilogue):
             x = self._run_one(x, part)
         return x
 
-    def _run_one(self, x: Tensor, part: Epilogue) -> Tensor:
-        settings, saving = part.draw(), self.shared.saving
+    def _run_one(self, x: Tensor, part: EpilogueSpec) -> Tensor:
+        drawn = part.draw()
         if part.is_relu:
-            return epilogues.relu_dropout(x, settings.p, settings.seed)
+            return epilogues.relu_dropout(x, drawn.p, drawn.seed)
         if part.is_dropout:
-            return ops.dropout_keeping_mask(x, settings.p, settings.seed)[0] if settings.p > 0 else x
-        out, mean, var = epilogues.plain_epilogue(x.contiguous(), part.norm.tensors, settings, saving, raw=True)
+            return ops.dropout_keeping_mask(x, drawn.p, drawn.seed)[0] if drawn.p > 0 else x
+        out, mean, var = epilogues.plain_epilogue(x.contiguous(), drawn, self.shared.saving, raw=True)
         part.follow(mean, var, x.size(0))
         return out
 
-    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+    def defer(self, x: Tensor, epilogue: EpilogueSpec) -> Deferred | None:
         return None
 
     def dropout(self, x: Tensor, p: float) -> Tensor:
@@ -117,9 +117,9 @@ class Published(Engine):
         return ops.dropout_keeping_mask(x, p, draw_seed())[0]
 
 
-def _parts(epilogue: Epilogue) -> list[Epilogue]:
+def _parts(epilogue: EpilogueSpec) -> list[EpilogueSpec]:
     """Norm, activation and dropout, each by itself; those that do nothing are left out."""
     norm, act, p, module = epilogue
-    parts = [Epilogue(norm, module=module)] if norm.over != Over.NOTHING else []
-    parts += [Epilogue(act=act)] if act != IDENTITY else []
-    return [*parts, Epilogue(p=p)] if p > 0 or not parts else parts
+    parts = [EpilogueSpec(norm, module=module)] if norm.over != Over.NOTHING else []
+    parts += [EpilogueSpec(act=act)] if act != IDENTITY else []
+    return [*parts, EpilogueSpec(p=p)] if p > 0 or not parts else parts

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 from ..engine.choice import engine_of
-from ..engine.epilogue import Epilogue, act_of, norm_of
+from ..engine.epilogue import EpilogueSpec, act_of, norm_of
 
 
 class Linear(nn.Linear):
@@ -29,7 +29,7 @@ def _normalised(module: Any, x: Tensor) -> Tensor | None:
     """The norm as a fused op; None where that does not pay."""
     engine = engine_of(module)
     norm = norm_of(module, x) if engine.takes(x) else None
-    return None if norm is None else engine.run(x, Epilogue(norm, module=module))
+    return None if norm is None else engine.run(x, EpilogueSpec(norm, module=module))
 
 
 class BatchNorm1d(nn.BatchNorm1d):
@@ -60,7 +60,7 @@ def _activated(module: Any, x: Tensor) -> Tensor | None:
     """The activation as a fused op; None where that does not pay."""
     engine = engine_of(module)
     act = act_of(module) if not getattr(module, "inplace", False) and engine.takes(x) else None
-    return None if act is None else engine.run(x, Epilogue(act=act))
+    return None if act is None else engine.run(x, EpilogueSpec(act=act))
 
 
 class ReLU(nn.ReLU):

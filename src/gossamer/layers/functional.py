@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from ..engine.engine import Engine
-from ..engine.epilogue import Act, Epilogue
+from ..engine.epilogue import Act, EpilogueSpec
 
 
 def _act(engine: Engine, x: Any, act: Act, inplace: bool) -> Any:
     if inplace or not isinstance(x, Tensor) or not engine.takes(x):
         return NotImplemented
-    return engine.run(x, Epilogue(act=act))
+    return engine.run(x, EpilogueSpec(act=act))
 
 
 def _relu(engine: Engine, input: Any, inplace: bool = False) -> Any:

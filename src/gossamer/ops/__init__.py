@@ -1,13 +1,15 @@
 """What each computation means: one page per op with its formula, reference, shape rule and gradient.
 
-The functions here take a `Graph` and tensors. Underneath each lies a PyTorch op, `torch.ops.gossamer.<name>`, that
-autograd, `torch.compile` and export see. Edge tensors are in the graph's CSR order (`Graph.sort_edges`).
+Each is a PyTorch op, `torch.ops.gossamer.<name>`, that autograd, `torch.compile` and export see; its arguments may be
+named structures (`Epilogue`, `Packing`, `SavedEpilogue`, `QRows`, `Sparse`). Where a function of the same name takes a
+`Graph` or fills in defaults, the op itself is `<name>_op` in the function's module. Edge tensors are in the graph's CSR
+order (`Graph.sort_edges`).
 """
 
 from ._library import IMPLEMENTED, OPS
 from .attention import gat_attention
-from .chain_backward import chain_backward_op as chain_backward
-from .chain_keep import chain_keep_op as chain_keep
+from .chain_backward import chain_backward
+from .chain_keep import chain_keep
 from .chain_products_backward import chain_products_backward
 from .csr import coo_to_csr, transpose_csr
 from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
@@ -21,7 +23,7 @@ from .int8_linear import int8_linear, int8_linear_plus, int8_linear_two
 from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes, quantize_times, spmm_rows
 from .kept_chain import kept_products
 from .linear import column_sums, linear
-from .norm_act import norm_act_op as norm_act
+from .norm_act import norm_act, norm_act_backward
 from .norm_act_backward_rows import norm_act_backward_rows
 from .pack import pack
 from .pack_fixed import pack_fixed, unpack_fixed
@@ -70,6 +72,7 @@ __all__ = [
     "linear",
     "masked_scale",
     "norm_act",
+    "norm_act_backward",
     "norm_act_backward_rows",
     "pack",
     "pack_fixed",

@@ -3,6 +3,9 @@
 An op is a schema, a check of its arguments, a reference in plain PyTorch that defines it on every device, a shape rule
 (`fake`) and a gradient. `backends` add faster implementations for a device. `gossamer doctor` and the tests read `OPS`
 and `IMPLEMENTED`.
+
+A schema may name structures (ops/_structure.py). PyTorch sees their fields as arguments of their own; the functions of
+an op take and return the structures.
 """
 
 from __future__ import annotations
@@ -13,21 +16,37 @@ from typing import Any
 
 import torch
 
+from ._structure import Signature
+
 NAMESPACE = "gossamer"
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 
 @dataclass(frozen=True)
 class Op:
-    """One registered op. Calling it goes through PyTorch's dispatcher."""
+    """One registered op. Calling it goes through PyTorch's dispatcher; structures may be given field by field."""
 
     name: str
-    check: Callable[..., None]
-    reference: Callable[..., Any]
+    signature: Signature
     overload: Callable[..., Any]
+    _check: Callable[..., None]
+    _reference: Callable[..., Any]
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return self.overload(*args, **named)
+        out = self.overload(*self.signature.flatten(args), **named)
+        return out if self.signature.result is None else self.signature.result(*out)
+
+    def flatten(self, *args: Any) -> tuple[Any, ...]:
+        """The arguments as PyTorch sees them."""
+        return tuple(self.signature.flatten(args))
+
+    def check(self, *args: Any) -> None:
+        """Raise for arguments that the op does not take."""
+        self._check(*self.signature.group(self.signature.flatten(args)))
+
+    def reference(self, *args: Any) -> Any:
+        """What defines the op, in plain PyTorch."""
+        return self._reference(*self.signature.group(self.signature.flatten(args)))
 
     def followed(self, *args: Any) -> Any:
         """For use inside a backward: the op, or its reference if that backward is to be differentiated itself."""
@@ -48,30 +67,61 @@ def define(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
 ) -> Op:
-    """Register an op; without `backward`, asking for its gradient is an error that says so."""
-    name = schema.split("(")[0]
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, _checked(check, reference), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    """Register an op; without `backward`, asking for its gradient is an error that says so.
+
+    `backward` finds in `ctx.needs` which arguments need a gradient, in the structures that it returns gradients in.
+    """
+    signature = Signature.of(schema)
+    name = signature.name
+    _library.define(signature.schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, _checked(signature, check, reference), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", _grouped(signature, fake), lib=_library)
     if "!" not in schema:  # an op that writes into its arguments is for use inside a backward
         torch.library.register_autograd(
-            f"{NAMESPACE}::{name}", backward or _no_gradient(name), setup_context=setup_context, lib=_library
+            f"{NAMESPACE}::{name}",
+            _no_gradient(name) if backward is None else _backward(signature, backward),
+            setup_context=None if setup_context is None else _setup(signature, setup_context),
+            lib=_library,
         )
-    op = Op(name, check, reference, getattr(getattr(torch.ops, NAMESPACE), name).default)
+    op = Op(name, signature, getattr(getattr(torch.ops, NAMESPACE), name).default, check, reference)
     OPS[name] = op
     return op
 
 
 def implement(op: Op, device: str, function: Callable[..., Any]) -> None:
     """Let `function` compute `op` on a type of device ("cpu", "cuda"); it is called with checked arguments."""
-    _library.impl(op.name, _checked(op.check, function), device.upper())
+    _library.impl(op.name, _checked(op.signature, op._check, function), device.upper())
     IMPLEMENTED.setdefault(device, set()).add(op.name)
 
 
-def _checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
+def _checked(signature: Signature, check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*flat: Any) -> Any:
+        args = signature.group(flat)
         check(*args)
         return function(*args)
+
+    return run
+
+
+def _grouped(signature: Signature, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*flat: Any) -> Any:
+        return function(*signature.group(flat))
+
+    return run
+
+
+def _setup(signature: Signature, setup_context: Callable[..., None]) -> Callable[..., None]:
+    def run(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        setup_context(ctx, signature.group(inputs), output)
+
+    return run
+
+
+def _backward(signature: Signature, backward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(ctx: Any, *grads: torch.Tensor) -> Any:
+        needs = ctx.needs_input_grad  # without last arguments that equal their defaults
+        ctx.needs = signature.group((*needs, *[False] * (signature.count - len(needs))))
+        return signature.flatten_gradients(backward(ctx, *grads))
 
     return run
 

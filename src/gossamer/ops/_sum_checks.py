@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _checks
+from .csr import Sparse
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -28,10 +29,9 @@ def check_heads(x: Tensor, value: Tensor | None) -> None:
         raise ValueError(f"`value` must have one column for each of the {x.size(1)} heads of x (got {value.size(1)})")
 
 
-def check_weights(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, scales: tuple[Tensor | None, Tensor | None], x: Tensor
-) -> None:
+def check_weights(a: Sparse, x: Tensor) -> None:
     """What `spmm` and `spmm_int8` ask of structure and weights alike."""
+    rowptr, col, value, src_scale, dst_scale = a
     _checks.csr(rowptr, col, x.size(0))
     if value is not None:
         _checks.dtype_of("value", value, (torch.float32, torch.float64))
@@ -45,7 +45,7 @@ def check_weights(
             raise ValueError(
                 f"`value` must have a number of heads that divides the {x.size(1)} columns (got {heads_of(value)})"
             )
-    for name, scale, count in (("src_scale", scales[0], x.size(0)), ("dst_scale", scales[1], rowptr.numel() - 1)):
+    for name, scale, count in (("src_scale", src_scale, x.size(0)), ("dst_scale", dst_scale, a.num_dst)):
         if scale is not None:
             _checks.shape_of(name, scale, (count,), f"[{count}], one number per node")
 

@@ -20,7 +20,7 @@ from . import _checks
 from ._library import define
 from .activation import check_slope
 from .csr import row_of_edge, transpose_csr
-from .edge_softmax import edge_softmax_backward_op, edge_softmax_op
+from .edge_softmax import edge_softmax_backward, edge_softmax_op
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -54,7 +54,7 @@ def sums_of_edges(rowptr: Tensor, perm: Tensor | None, values: Tensor) -> Tensor
     return sums.index_add(0, row_of_edge(rowptr), values if perm is None else values[perm])
 
 
-edge_sums_op = define(
+edge_sums = define(
     "edge_sums(Tensor rowptr, Tensor? perm, Tensor values) -> Tensor",
     check=_check_sums,
     reference=sums_of_edges,
@@ -107,10 +107,10 @@ def _gat_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gat_backward(ctx: Any, dp: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, a_src, a_dst, a_edge, p, t_rowptr, t_perm = ctx.saved_tensors
-    ds, da_dst = gat_attention_backward_op.followed(rowptr, col, a_src, a_dst, a_edge, ctx.slope, p, dp.contiguous())
+    ds, da_dst = gat_attention_backward.followed(rowptr, col, a_src, a_dst, a_edge, ctx.slope, p, dp.contiguous())
     if t_rowptr is None:
         t_rowptr, _, t_perm = transpose_csr(rowptr, col, a_src.size(0))
-    da_src = edge_sums_op.followed(t_rowptr, t_perm, ds) if ctx.needs_input_grad[2] else None
+    da_src = edge_sums.followed(t_rowptr, t_perm, ds) if ctx.needs_input_grad[2] else None
     return (
         None, None, da_src, None if a_dst is None else da_dst, None if a_edge is None else ds, None, None, None,
     )  # fmt: skip
@@ -141,12 +141,12 @@ def _gat_backward_reference(
     rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
     p: Tensor, dp: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    ds = edge_softmax_backward_op.reference(rowptr, p, dp)
+    ds = edge_softmax_backward.reference(rowptr, p, dp)
     ds = ds * leaky_derivative(gat_sums(rowptr, col, a_src, a_dst, a_edge), slope)
     return ds, sums_of_edges(rowptr, None, ds)
 
 
-gat_attention_backward_op = define(
+gat_attention_backward = define(
     "gat_attention_backward(Tensor rowptr, Tensor col, Tensor a_src, Tensor? a_dst, Tensor? a_edge, float slope, "
     "Tensor p, Tensor dp) -> (Tensor, Tensor)",
     check=_check_gat_backward,

@@ -11,19 +11,30 @@ size 1/N in the last term, which is quadratic in x_hat. The result may take the 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _checks
 from ._library import define
-from .kept_chain import KEPT, Kept, check_codes, check_columns, check_kept, factor_of, hat_of, through
-from .norm_act import Over, check_over, rstd_of
+from ._structure import structure
+from .kept_chain import SavedEpilogue, check_codes, check_columns, check_kept, factor_of, hat_of, through
+from .norm_act import EpilogueGradient, Over, check_over, rstd_of
 
 
-def _check(dx: Tensor, dout: Tensor, *args: Any) -> None:
-    k, (weight, var, over, eps) = Kept(*args[:15]), args[15:]
+@structure
+class SavedEpilogueGradient(NamedTuple):
+    """Beside dx; the sums of dx by column are empty where they do not follow from others."""
+
+    dweight: Tensor
+    dbias: Tensor
+    sums: Tensor
+
+
+def _check(
+    dx: Tensor, dout: Tensor, k: SavedEpilogue, weight: Tensor | None, var: Tensor | None, over: int, eps: float
+) -> None:
     check_kept(k)
     check_over(over)
     check_columns(k.columns, weight=weight)
@@ -40,7 +51,7 @@ def _check(dx: Tensor, dout: Tensor, *args: Any) -> None:
         raise ValueError(f"`dx` must be contiguous, as it is written in place (got strides {dx.stride()})")
 
 
-def _check_var(k: Kept, var: Tensor | None, over: int) -> None:
+def _check_var(k: SavedEpilogue, var: Tensor | None, over: int) -> None:
     if var is None:
         raise ValueError("`var` must be given where there is a norm (got None)")
     count = {Over.ROWS: k.rows, Over.ALL: 1}.get(Over(over), k.columns)
@@ -50,40 +61,45 @@ def _check_var(k: Kept, var: Tensor | None, over: int) -> None:
 
 def gradient(
     dout: Tensor, hat: Tensor | None, f: Tensor, weight: Tensor | None, var: Tensor | None, over: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dweight, dbias by the formula, from x_hat and f as they are (hat: None if there is no norm)."""
+) -> EpilogueGradient:
+    """By the formula, from x_hat and f as they are (hat: None if there is no norm)."""
     g = through(f, dout)
     if over == Over.NOTHING or hat is None or var is None:
-        return g, dout.new_zeros(dout.size(1)), dout.new_zeros(dout.size(1))
+        return EpilogueGradient(g, dout.new_zeros(dout.size(1)), dout.new_zeros(dout.size(1)))
     rstd = rstd_of(var, over, eps)
     h = g if weight is None else g * weight
     dims = {Over.COLUMNS: (0,), Over.ROWS: (1,), Over.ALL: (0, 1)}.get(Over(over))
     if dims:
         stretch = 1.0 / (var.sqrt() * rstd).clamp(min=torch.finfo(hat.dtype).tiny) if over == Over.ALL else 1.0
         h = h - h.mean(dims, keepdim=True) - hat * (h * hat).mean(dims, keepdim=True) * stretch
-    return h * (rstd.unsqueeze(1) if over == Over.ROWS else rstd), (g * hat).sum(0), g.sum(0)
+    dx = h * (rstd.unsqueeze(1) if over == Over.ROWS else rstd)
+    return EpilogueGradient(dx, (g * hat).sum(0), g.sum(0))
 
 
 def _has_sums(over: int) -> bool:
     return over not in (Over.NOTHING, Over.ROWS)
 
 
-def _reference(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    k, (weight, var, over, eps) = Kept(*args[:15]), args[15:]
+def _reference(
+    dx: Tensor, dout: Tensor, k: SavedEpilogue, weight: Tensor | None, var: Tensor | None, over: int, eps: float
+) -> SavedEpilogueGradient:
     hat = hat_of(k) if over != Over.NOTHING else None
     found, dweight, dbias = gradient(dout, hat, factor_of(k, dout), weight, var, over, eps)
     dx.copy_(found)
-    return dweight, dbias, found.sum(0) if _has_sums(over) else found.new_empty(0)
+    return SavedEpilogueGradient(dweight, dbias, found.sum(0) if _has_sums(over) else found.new_empty(0))
 
 
-def _fake(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(
+    dx: Tensor, dout: Tensor, k: SavedEpilogue, weight: Tensor | None, var: Tensor | None, over: int, eps: float
+) -> SavedEpilogueGradient:
     columns = dx.size(1)
-    return dx.new_empty(columns), dx.new_empty(columns), dx.new_empty(columns if _has_sums(args[-2]) else 0)
+    sums = dx.new_empty(columns if _has_sums(over) else 0)
+    return SavedEpilogueGradient(dx.new_empty(columns), dx.new_empty(columns), sums)
 
 
-chain_backward_op = define(
-    f"chain_backward(Tensor(a!) dx, Tensor dout, {KEPT}, Tensor? weight, Tensor? var, int over, float eps)"
-    " -> (Tensor, Tensor, Tensor)",
+chain_backward = define(
+    "chain_backward(Tensor(a!) dx, Tensor dout, SavedEpilogue, Tensor? weight, Tensor? var, int over, float eps)"
+    " -> SavedEpilogueGradient",
     check=_check,
     reference=_reference,
     fake=_fake,

@@ -9,31 +9,88 @@ results are those of norm_act and linear, bit for bit up to the products' own or
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from . import _checks
 from ._few_bits import check_bits, num_blocks, num_bytes
 from ._library import define
+from ._structure import structure
 from .activation import derivative
 from .dropout import pack_bits
-from .kept_chain import LEAKY, RELU, Kept, is_smooth, slope_range
-from .norm_act import Over, affine, check_norm_act, norm_act_op, normalised, rstd_of
+from .kept_chain import LEAKY, RELU, SavedEpilogue, is_smooth, marks_alone, slope_range
+from .norm_act import Epilogue, EpilogueResult, Over, affine, check_epilogue, fake_norm_act, norm_act, normalised_by
 from .pack import check_layout, check_levels, pack_op
 from .pack_fixed import pack_fixed_op
 
 
-def _check(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
-    over: int, eps: float, act: int, slope: float, p: float, seed: int, bits: int, block: int, bf16_meta: bool,
-    levels: Tensor | None, noise: int | None, slope_bits: int, products: list[Tensor], biases: list[Tensor | None],
-) -> None:  # fmt: skip
-    check_norm_act(x, weight, bias, mean, var, over, eps, act, slope, p, seed)
+@structure
+class Packing(NamedTuple):
+    """How rows and derivatives are packed: `noise` is a seed or None to round to nearest; without bits, marks alone."""
+
+    bits: int = 0
+    block: int = 1
+    bf16_meta: bool = True
+    levels: Tensor | None = None
+    noise: int | None = None
+    slope_bits: int = 8
+
+
+def saved_marks(marks: Tensor | None, shape: torch.Size, e: Epilogue) -> SavedEpilogue:
+    """What backward needs of activation and dropout; those that pass relu's dropout are marked already."""
+    if e.act == RELU:
+        return marks_alone(shape, marks, e.act, merged=e.p, seed=e.seed)
+    return marks_alone(shape, marks, e.act, e.slope, p=e.p, seed=e.seed)
+
+
+class Packed(NamedTuple):
+    """Codes with the metadata of their blocks, and marks; empty where there are none."""
+
+    codes: Tensor
+    zero: Tensor
+    spread: Tensor
+    marks: Tensor
+
+    def saved(self, shape: torch.Size, e: Epilogue, packing: Packing) -> SavedEpilogue:
+        """What backward needs of this epilogue on x of a shape."""
+        marks = self.marks if self.marks.numel() or is_smooth(e.act) else None
+        alone = saved_marks(marks, shape, e)._replace(slope_bits=packing.slope_bits)
+        if not packing.bits:
+            return alone
+        codes = alone._replace(codes=self.codes, zero=self.zero, spread=self.spread)
+        return codes._replace(levels=packing.levels, bits=packing.bits, block=packing.block)
+
+
+@structure
+class SavingResult(NamedTuple):
+    """The result or its products, the statistics of x, and what is saved."""
+
+    outs: list[Tensor]
+    mean: Tensor
+    var: Tensor
+    codes: Tensor
+    zero: Tensor
+    spread: Tensor
+    marks: Tensor
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.codes, self.zero, self.spread, self.marks)
+
+
+def check_packing(x: Tensor, e: Epilogue, packing: Packing) -> None:
+    check_epilogue(x, e)
     _checks.dtype_of("x", x, (torch.float32,))
-    if bits:
-        check_layout(x.numel(), bits, block)
-        check_levels(levels, bits, x.device)
-    check_bits(slope_bits, "slope_bits")
+    if packing.bits:
+        check_layout(x.numel(), packing.bits, packing.block)
+        check_levels(packing.levels, packing.bits, x.device)
+    check_bits(packing.slope_bits, "slope_bits")
+
+
+def _check(x: Tensor, e: Epilogue, packing: Packing, products: list[Tensor], biases: list[Tensor | None]) -> None:
+    check_packing(x, e, packing)
     if len(products) != len(biases):
         raise ValueError(f"`biases` must hold one bias or None per product, {len(products)} (got {len(biases)})")
     for k, (product, shift) in enumerate(zip(products, biases, strict=True)):
@@ -45,29 +102,33 @@ def _check(
             _checks.shape_of(f"biases[{k}]", shift, (product.size(0),), f"[{product.size(0)}], one per out_feature")
 
 
+def pack_epilogue(x: Tensor, e: Epilogue, packing: Packing) -> tuple[EpilogueResult, Packed]:
+    """The epilogue and what is saved of it, by the definition."""
+    result = norm_act.reference(x, e)
+    hat = normalised_by(x, e.using(result.mean, result.var))
+    codes = _nothing(x, packing.bf16_meta)
+    if packing.bits:
+        rows = result.out if e.over == Over.NOTHING else hat
+        codes = pack_op.reference(rows, packing.bits, packing.block, packing.noise, packing.bf16_meta, packing.levels)
+    return result, Packed(*codes, _marks(affine(hat, e.weight, e.bias), result.out, e, packing))
+
+
 def _reference(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
-    over: int, eps: float, act: int, slope: float, p: float, seed: int, bits: int, block: int, bf16_meta: bool,
-    levels: Tensor | None, noise: int | None, slope_bits: int, products: list[Tensor], biases: list[Tensor | None],
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    out, own_mean, own_var = norm_act_op.reference(x, weight, bias, mean, var, over, eps, act, slope, p, seed)
-    used = (own_mean, own_var) if mean is None or var is None else (mean, var)
-    hat = x if over == Over.NOTHING else normalised(x, used[0], rstd_of(used[1], over, eps), over)
-    codes = _nothing(x, bf16_meta)
-    if bits:
-        codes = pack_op.reference(out if over == Over.NOTHING else hat, bits, block, noise, bf16_meta, levels)
-    marks = _marks(affine(hat, weight, bias), out, act, slope, slope_bits, noise)
+    x: Tensor, e: Epilogue, packing: Packing, products: list[Tensor], biases: list[Tensor | None]
+) -> SavingResult:
+    (out, mean, var), packed = pack_epilogue(x, e, packing)
     pairs = zip(products, biases, strict=True)
     outs = [torch.nn.functional.linear(out, *pair) for pair in pairs] if products else [out]
-    return outs, own_mean, own_var, *codes, marks
+    return SavingResult(outs, mean, var, *packed)
 
 
-def _marks(z: Tensor, out: Tensor, act: int, slope: float, slope_bits: int, noise: int | None) -> Tensor:
-    if is_smooth(act):
-        seed = None if noise is None else ~noise
-        return pack_fixed_op.reference(derivative(z, act, slope), slope_bits, *slope_range(act, slope), seed)
-    if act in (RELU, LEAKY):
-        return pack_bits((out > 0) | out.isnan() if act == RELU else z > 0)
+def _marks(z: Tensor, out: Tensor, e: Epilogue, packing: Packing) -> Tensor:
+    if is_smooth(e.act):
+        seed = None if packing.noise is None else ~packing.noise
+        slopes, ends = derivative(z, e.act, e.slope), slope_range(e.act, e.slope)
+        return pack_fixed_op.reference(slopes, packing.slope_bits, *ends, seed)
+    if e.act in (RELU, LEAKY):
+        return pack_bits((out > 0) | out.isnan() if e.act == RELU else z > 0)
     return z.new_empty(0, dtype=torch.uint8)
 
 
@@ -76,47 +137,31 @@ def _nothing(x: Tensor, bf16_meta: bool) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(0, dtype=torch.uint8), meta, torch.empty_like(meta)
 
 
-def sizes(numel: int, act: int, bits: int, block: int, slope_bits: int) -> tuple[int, int, int]:
+def sizes(numel: int, act: int, packing: Packing) -> tuple[int, int, int]:
     """Bytes of codes, number of blocks, bytes of marks."""
-    marks = -(-numel * slope_bits // 8) if is_smooth(act) else (numel + 7) // 8 if act in (RELU, LEAKY) else 0
+    smooth, (bits, block) = is_smooth(act), (packing.bits, packing.block)
+    marks = -(-numel * packing.slope_bits // 8) if smooth else (numel + 7) // 8 if act in (RELU, LEAKY) else 0
     return (num_bytes(numel, block, bits), num_blocks(numel, block), marks) if bits else (0, 0, marks)
 
 
-def fake_chain_keep(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
-    over: int, eps: float, act: int, slope: float, p: float, seed: int, bits: int, block: int, bf16_meta: bool,
-    levels: Tensor | None, noise: int | None, slope_bits: int, products: list[Tensor], biases: list[Tensor | None],
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    code_bytes, blocks, mark_bytes = sizes(x.numel(), act, bits, block, slope_bits)
-    stats = {Over.COLUMNS: x.size(1), Over.ROWS: x.size(0), Over.ALL: 1}.get(Over(over), 0)
+def fake_packed(x: Tensor, e: Epilogue, packing: Packing) -> Packed:
+    code_bytes, blocks, mark_bytes = sizes(x.numel(), e.act, packing)
+    zero, spread = (x.new_empty(blocks, dtype=torch.bfloat16 if packing.bf16_meta else torch.float32) for _ in range(2))
+    codes, marks = (x.new_empty(count, dtype=torch.uint8) for count in (code_bytes, mark_bytes))
+    return Packed(codes, zero, spread, marks)
+
+
+def _fake(
+    x: Tensor, e: Epilogue, packing: Packing, products: list[Tensor], biases: list[Tensor | None]
+) -> SavingResult:
+    _, mean, var = fake_norm_act(x, e)
     outs = [x.new_empty(x.size(0), w.size(0)) for w in products] or [torch.empty_like(x)]
-    meta = [x.new_empty(blocks, dtype=torch.bfloat16 if bf16_meta else torch.float32) for _ in range(2)]
-    counts = (x.new_empty(code_bytes, dtype=torch.uint8), x.new_empty(mark_bytes, dtype=torch.uint8))
-    return outs, x.new_empty(stats), x.new_empty(stats), counts[0], meta[0], meta[1], counts[1]
+    return SavingResult(outs, mean, var, *fake_packed(x, e, packing))
 
 
-chain_keep_op = define(
-    "chain_keep(Tensor x, Tensor? weight, Tensor? bias, Tensor? mean, Tensor? var, int over, float eps, int act, "
-    "float slope, float p, int seed, int bits, int block, bool bf16_meta, Tensor? levels, int? noise, int slope_bits, "
-    "Tensor[] products, Tensor?[] biases) -> (Tensor[], Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+chain_keep = define(
+    "chain_keep(Tensor x, Epilogue, Packing, Tensor[] products, Tensor?[] biases) -> SavingResult",
     check=_check,
     reference=_reference,
-    fake=fake_chain_keep,
+    fake=_fake,
 )
-
-
-def kept_of(
-    found: tuple[Tensor, ...], shape: torch.Size, layout: tuple[int, int, Tensor | None], act: int, slope: float,
-    p: float, seed: int, slope_bits: int,
-) -> Kept:  # fmt: skip
-    """What `chain_keep` keeps, from its last four results."""
-    bits, block, levels = layout
-    codes, zero, spread, marks = found
-    merged = p if act == RELU else 0.0
-    again = 0.0 if act == RELU else p
-    marked = marks if marks.numel() or is_smooth(act) else None
-    slope = slope if act != RELU else 0.0
-    rows, columns = shape
-    settings = (rows, columns, bits, block, act, slope, merged, again, seed, slope_bits)
-    alone = Kept(None, None, None, None, marked, *settings)
-    return alone._replace(codes=codes, zero=zero, spread=spread, levels=levels) if bits else alone

@@ -11,32 +11,31 @@ column, fixed, or none.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _checks
-from ._library import OPS, define
-from .norm_act import Over, check_norm_act
-from .norm_act_backward_rows import COLUMNWISE
+from ._library import define
+from ._structure import structure
+from .norm_act import Epilogue, affine, check_epilogue, check_statistics, norm_act, norm_act_backward, normalised_by
+from .norm_act_backward_rows import check_columnwise
 
-Result = tuple[list[Tensor], Tensor]
+
+@structure
+class ProductsGradient(NamedTuple):
+    """dW_k for each k; dz."""
+
+    dweights: list[Tensor]
+    dz: Tensor
 
 
-def _check(
-    gs: list[Tensor], weights: list[Tensor], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor,
-    var: Tensor, over: int, eps: float, act: int, slope: float, p: float, seed: int,
-) -> None:  # fmt: skip
-    fixed = over == Over.FIXED
-    check_norm_act(x, weight, bias, mean if fixed else None, var if fixed else None, over, eps, act, slope, p, seed)
+def _check(gs: list[Tensor], weights: list[Tensor], x: Tensor, e: Epilogue) -> None:
+    check_epilogue(x, e.given)
     _checks.dtype_of("x", x, (torch.float32,))
-    if over not in COLUMNWISE:
-        raise ValueError(f"`over` must be one of {[o.name for o in COLUMNWISE]} (got {Over(over).name})")
-    expected = 0 if over == Over.NOTHING else x.size(1)
-    for name, tensor in (("mean", mean), ("var", var)):
-        _checks.dtype_of(name, tensor, (torch.float32,))
-        _checks.shape_of(name, tensor, (expected,), f"[{expected}]")
+    check_columnwise(e.over)
+    check_statistics(x, e)
     if len(gs) != len(weights):
         raise ValueError(f"`gs` must be as many as `weights` (got {len(gs)} and {len(weights)})")
     for k, (g, w) in enumerate(zip(gs, weights, strict=True)):
@@ -47,27 +46,21 @@ def _check(
         _checks.shape_of(f"weights[{k}]", w, (g.size(1), x.size(1)), outputs)
 
 
-def _reference(
-    gs: list[Tensor], weights: list[Tensor], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor,
-    var: Tensor, over: int, eps: float, *pointwise: Any,
-) -> Result:  # fmt: skip
-    known = over if over == Over.NOTHING else Over.FIXED
-    used = (None, None) if over == Over.NOTHING else (mean, var)
-    norm_act, none = OPS["norm_act"].reference, x.new_empty(0)
-    z = norm_act(x, weight, bias, *used, known, eps, 0, 0.0, 0.0, 0)[0]
-    out = norm_act(z, None, None, None, None, Over.NOTHING, eps, *pointwise)[0]
+def _reference(gs: list[Tensor], weights: list[Tensor], x: Tensor, e: Epilogue) -> ProductsGradient:
+    z = affine(normalised_by(x, e), e.weight, e.bias)
+    out, none, _ = norm_act.reference(z, e.pointwise)
     dout = torch.zeros_like(x)
     for g, w in zip(gs, weights, strict=True):
         dout += g @ w
-    dz = OPS["norm_act_backward"].reference(dout, z, None, None, none, none, Over.NOTHING, eps, *pointwise)[0]
-    return [torch.mm(g.t(), out) for g in gs], dz
+    dz, *_ = norm_act_backward.reference(dout, z, e.pointwise.using(none, none))
+    return ProductsGradient([torch.mm(g.t(), out) for g in gs], dz)
 
 
 chain_products_backward = define(
-    "chain_products_backward(Tensor[] gs, Tensor[] weights, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, "
-    "Tensor var, int over, float eps, int act, float slope, float p, int seed) -> (Tensor[], Tensor)",
+    "chain_products_backward(Tensor[] gs, Tensor[] weights, Tensor x, Epilogue) -> ProductsGradient",
     check=_check,
     reference=_reference,
-    fake=lambda gs, weights, x, *rest: ([g.new_empty(g.size(1), x.size(1)) for g in gs], torch.empty_like(x)),
+    fake=lambda gs, weights, x, e: ProductsGradient(
+        [g.new_empty(g.size(1), x.size(1)) for g in gs], torch.empty_like(x)
+    ),
 )
-"""dW_k for each k; dz."""

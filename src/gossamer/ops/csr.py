@@ -9,13 +9,38 @@ Rows are destinations, columns sources: A X sums over incoming edges, as PyG's s
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from . import _checks
 from ._library import define
+from ._structure import structure
+from .gather_rows import gather_rows
 
 MAX_NODES = 2**31 - 1  # ids are int32
+
+
+@structure
+class Sparse(NamedTuple):
+    """diag(dst_scale) V diag(src_scale), V the matrix of `value` (ones, if None) on the edges."""
+
+    rowptr: Tensor
+    col: Tensor
+    value: Tensor | None = None
+    src_scale: Tensor | None = None
+    dst_scale: Tensor | None = None
+
+    @property
+    def num_dst(self) -> int:
+        return self.rowptr.size(0) - 1
+
+    def transposed(self, num_src: int) -> Sparse:
+        """The transposed matrix, computed anew."""
+        rowptr, col, perm = transpose_csr(self.rowptr, self.col, num_src)
+        value = None if self.value is None else gather_rows(self.value, perm)
+        return Sparse(rowptr, col, value, self.dst_scale, self.src_scale)
 
 
 def row_of_edge(rowptr: Tensor) -> Tensor:

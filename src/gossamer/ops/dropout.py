@@ -118,7 +118,7 @@ def relu_dropout(x: Tensor, p: float, seed: int) -> Tensor:
 
 def dropout_keeping_mask(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
     """`dropout`, and its mask as bits for `masked_scale`: for when regenerating costs more than keeping n / 8 bytes."""
-    return dropout_mask_op(x.contiguous(), p, seed)
+    return dropout_mask(x.contiguous(), p, seed)
 
 
 def _mask_reference(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ def _mask_reference(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
     return torch.where(mask, x * survivor_scale(p), 0.0), pack_bits(mask)
 
 
-dropout_mask_op = define(
+dropout_mask = define(
     "dropout_mask(Tensor x, float p, int seed) -> (Tensor, Tensor)",
     check=_check,
     reference=_mask_reference,

@@ -53,7 +53,7 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> N
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[None, Tensor]:
     rowptr, p = ctx.saved_tensors
-    return None, edge_softmax_backward_op.followed(rowptr, p, dout.contiguous())
+    return None, edge_softmax_backward.followed(rowptr, p, dout.contiguous())
 
 
 edge_softmax_op = define(
@@ -82,7 +82,7 @@ def _backward_fake(rowptr: Tensor, p: Tensor, dp: Tensor) -> Tensor:
     return torch.empty_like(p)
 
 
-edge_softmax_backward_op = define(
+edge_softmax_backward = define(
     "edge_softmax_backward(Tensor rowptr, Tensor p, Tensor dp) -> Tensor",
     check=_check_backward,
     reference=_backward_reference,

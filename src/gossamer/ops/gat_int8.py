@@ -20,52 +20,62 @@ in an order that does not depend on the number of threads.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from . import _checks
-from ._library import OPS, define
+from ._library import define
+from ._structure import structure
 from .activation import check_slope
 from .attention import gat_attention_op, gat_sums, leaky, leaky_derivative, sums_of_edges
-from .csr import row_of_edge
+from .csr import Sparse, row_of_edge
 from .dropout import check_probability, dropout_op
-from .int8_linear import check_product
+from .int8_linear import check_product, int8_linear_op
 from .int8_rows import check_factor, empty_rows, head_products, rounded
+from .quantize_rows import QRows
 from .sddmm_int8 import check_dots, sddmm_int8
 from .spmm_int8 import int8_sum
 
-Result = tuple[Tensor, Tensor, Tensor]
 Result4 = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _check_linear(
-    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, att: Tensor, heads: int, seed: int | None
-) -> None:
-    check_product(x, x_scale, w, w_scale, None)
+@structure
+class HeadRows(NamedTuple):
+    """Rows of h, and its terms."""
+
+    codes: Tensor
+    scale: Tensor
+    terms: Tensor
+
+    @property
+    def rows(self) -> QRows:
+        return QRows(self.codes, self.scale)
+
+
+def _check_linear(x: QRows, w: QRows, att: Tensor, heads: int, seed: int | None) -> None:
+    check_product(x, w, None)
+    outputs = w.codes.size(0)
     _checks.dtype_of("att", att, (torch.float32,))
-    _checks.shape_of("att", att, (None, w.size(0)), f"[terms, {w.size(0)}], the outputs of `w`")
-    if heads < 1 or w.size(0) % heads:
-        raise ValueError(f"`heads` must divide the number of columns, {w.size(0)} (got {heads})")
+    _checks.shape_of("att", att, (None, outputs), f"[terms, {outputs}], the outputs of `w`")
+    if heads < 1 or outputs % heads:
+        raise ValueError(f"`heads` must divide the number of columns, {outputs} (got {heads})")
 
 
-def _linear(
-    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, att: Tensor, heads: int, seed: int | None
-) -> Result:
-    h = OPS["int8_linear"].reference(x, x_scale, w, w_scale, None)
-    terms = (h * att.unsqueeze(1)).view(len(att), len(h), heads, w.size(0) // heads).sum(3)
-    return *rounded(h, None, seed), terms
+def _linear(x: QRows, w: QRows, att: Tensor, heads: int, seed: int | None) -> HeadRows:
+    h = int8_linear_op.reference(x, w, None)
+    terms = (h * att.unsqueeze(1)).view(len(att), len(h), heads, h.size(1) // heads).sum(3)
+    return HeadRows(*rounded(h, None, seed), terms)
 
 
-def _linear_fake(
-    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, att: Tensor, heads: int, seed: int | None
-) -> Result:
-    rows = x_scale.new_empty(x.size(0), w.size(0))
-    return *empty_rows(rows), x_scale.new_empty(att.size(0), x.size(0), heads)
+def _linear_fake(x: QRows, w: QRows, att: Tensor, heads: int, seed: int | None) -> HeadRows:
+    rows = x.scale.new_empty(x.codes.size(0), w.codes.size(0))
+    return HeadRows(*empty_rows(rows), x.scale.new_empty(att.size(0), x.codes.size(0), heads))
 
 
 int8_linear_heads = define(
-    "int8_linear_heads(Tensor x, Tensor x_scale, Tensor w, Tensor w_scale, Tensor att, int heads, int? seed) "
-    "-> (Tensor, Tensor, Tensor)",
+    "int8_linear_heads(QRows x, QRows w, Tensor att, int heads, int? seed) -> HeadRows",
     check=_check_linear,
     reference=_linear,
     fake=_linear_fake,
@@ -120,7 +130,7 @@ def _sum(
     drop: float, seed: int, h: Tensor, h_scale: Tensor, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     p = gat_attention_op.reference(rowptr, col, a_src, a_dst, a_edge, slope, None, None)
-    out = int8_sum(rowptr, col, _dropped(p, drop, seed), h_scale, None, h, None, bias, None, None)
+    out = int8_sum(Sparse(rowptr, col, _dropped(p, drop, seed)), QRows(h, h_scale), bias)
     return out, _log_sums(rowptr, leaky(gat_sums(rowptr, col, a_src, a_dst, a_edge), slope))
 
 
@@ -205,7 +215,7 @@ def _backward(
     dp = _dropped(placed(sddmm_int8.reference(t_rowptr, t_col, h, h_scale, g, g_scale, heads)), drop, seed)
     ds = p * (dp - placed(dots[dst])) * placed(leaky_derivative(s, slope))
     w = _dropped(p, drop, seed)[t_perm]
-    dh = int8_sum(t_rowptr, t_col, w, g_scale, None, g, None, None, None, None)
+    dh = int8_sum(Sparse(t_rowptr, t_col, w), QRows(g, g_scale))
     written = rounded(dh, factor, noise) if rows else (dh, g_scale.new_empty(0))
     return *written, sums_of_edges(t_rowptr, t_perm, ds), ds
 

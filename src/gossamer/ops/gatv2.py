@@ -72,7 +72,7 @@ def _backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, x_src, x_dst, att, *transposed = ctx.saved_tensors
     if transposed[0] is None:
         transposed = transpose_csr(rowptr, col, x_src.size(0))
-    grads = gatv2_backward_op.followed(rowptr, col, x_src, x_dst, att, ctx.slope, *transposed, dlogits.contiguous())
+    grads = gatv2_backward.followed(rowptr, col, x_src, x_dst, att, ctx.slope, *transposed, dlogits.contiguous())
     return None, None, *grads, None, None, None, None
 
 
@@ -113,7 +113,7 @@ def _backward_reference(
     return dx_src, dx_dst, (dl * leaky(s, slope)).sum(0)
 
 
-gatv2_backward_op = define(
+gatv2_backward = define(
     "gatv2_backward(Tensor rowptr, Tensor col, Tensor x_src, Tensor x_dst, Tensor att, float slope, "
     "Tensor t_rowptr, Tensor t_col, Tensor t_perm, Tensor dlogits) -> (Tensor, Tensor, Tensor)",
     check=_check_backward,

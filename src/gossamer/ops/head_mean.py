@@ -83,7 +83,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
             transposed = transpose_csr(rowptr, col, ctx.num_src)
         of_value, of_x = ctx.needs_input_grad[2], ctx.needs_input_grad[3]
         given = (value, x if of_value else None, dout.contiguous(), of_x)
-        dx, dvalue = head_mean_backward_op.followed(*transposed, *given)
+        dx, dvalue = head_mean_backward.followed(*transposed, *given)
         dx, dvalue = dx if of_x else None, dvalue if of_value else None
     dbias = column_sums(dout.contiguous()) if ctx.needs_input_grad[4] else None
     return None, None, dvalue, dx, dbias, None, None, None
@@ -139,7 +139,7 @@ def _backward_fake(
     return dout.new_empty(dx_shape), dout.new_empty(value.shape if x is not None else (0,))
 
 
-head_mean_backward_op = define(
+head_mean_backward = define(
     "head_mean_backward(Tensor rowptr, Tensor col, Tensor perm, Tensor value, Tensor? x, Tensor dout, "
     "bool needs_dx) -> (Tensor, Tensor)",
     check=_check_backward,

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from . import _checks, random
 from ._library import define
-from .quantize_rows import CODE_MAX
+from .quantize_rows import CODE_MAX, QRows
 
 CHUNK = 512
 """Rows that share the steps of their columns; the kernels have the same number."""
 
 
-def _check(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, seed: int) -> None:
+def _check(g: Tensor, g_scale: Tensor | None, x: QRows, seed: int) -> None:
+    codes, scale = x
     _checks.dtype_of("codes", codes, (torch.int8,))
     _checks.shape_of("codes", codes, (None, None), "[rows, columns]")
     rows = codes.size(0)
@@ -39,7 +40,8 @@ def _check(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, seed
             _checks.shape_of(name, each, (rows,), f"[{rows}], one number per row")
 
 
-def _reference(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, seed: int) -> Tensor:
+def _reference(g: Tensor, g_scale: Tensor | None, x: QRows, seed: int) -> Tensor:
+    codes, scale = x
     by_row = scale if g_scale is None else scale * g_scale
     total = torch.zeros(g.size(1), codes.size(1), dtype=torch.float32, device=g.device)
     for start in range(0, codes.size(0), CHUNK):
@@ -57,29 +59,29 @@ def _reference(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, 
     return total
 
 
-def _fake(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, seed: int) -> Tensor:
-    return scale.new_empty(g.size(1), codes.size(1))
+def _fake(g: Tensor, g_scale: Tensor | None, x: QRows, seed: int) -> Tensor:
+    return x.scale.new_empty(g.size(1), x.codes.size(1))
 
 
 int8_grad = define(
-    "int8_grad(Tensor g, Tensor? g_scale, Tensor codes, Tensor scale, int seed) -> Tensor",
+    "int8_grad(Tensor g, Tensor? g_scale, QRows, int seed) -> Tensor",
     check=_check,
     reference=_reference,
     fake=_fake,
 )
 
 
-def _check_exact(g: Tensor, codes: Tensor, scale: Tensor) -> None:
-    _check(g, None, codes, scale, 0)
+def _check_exact(g: Tensor, x: QRows) -> None:
+    _check(g, None, x, 0)
 
 
-def _exact_reference(g: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    return (g.double().t() @ (codes.double() * scale.double().unsqueeze(1))).float()
+def _exact_reference(g: Tensor, x: QRows) -> Tensor:
+    return (g.double().t() @ (x.codes.double() * x.scale.double().unsqueeze(1))).float()
 
 
 int8_grad_exact = define(
-    "int8_grad_exact(Tensor g, Tensor codes, Tensor scale) -> Tensor",
+    "int8_grad_exact(Tensor g, QRows) -> Tensor",
     check=_check_exact,
     reference=_exact_reference,
-    fake=lambda g, codes, scale: _fake(g, None, codes, scale, 0),
+    fake=lambda g, x: _fake(g, None, x, 0),
 )

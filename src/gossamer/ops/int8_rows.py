@@ -13,21 +13,21 @@ Codes and scales are those of quantize_rows (ops/quantize_rows.py) on the float 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _checks
-from ._library import OPS, define
-from .chain_keep import chain_keep_op, fake_chain_keep
-from .int8_linear import check_product
-from .kept_chain import KEPT, check_rows, kept_rows
-from .norm_act import check_norm_act, fake_norm_act
-from .quantize_rows import quantize_rows_op
+from ._library import define
+from ._structure import structure
+from .chain_keep import Packed, Packing, check_packing, fake_packed, pack_epilogue
+from .csr import Sparse
+from .int8_linear import check_product, int8_linear_op
+from .kept_chain import check_rows, rows_of
+from .norm_act import Epilogue, check_epilogue, fake_norm_act, norm_act
+from .quantize_rows import QRows, quantize_rows_op
 from .spmm_int8 import check_sum, int8_sum
-
-Rows = tuple[Tensor, Tensor]
 
 
 def head_products(codes: Tensor, scale: Tensor, x: Tensor, heads: int) -> Tensor:
@@ -43,16 +43,16 @@ def check_factor(factor: Tensor | None, columns: int, name: str = "factor") -> N
         _checks.shape_of(name, factor, (columns,), f"[{columns}], one number per column")
 
 
-def rounded(x: Tensor, factor: Tensor | None, seed: int | None) -> Rows:
+def rounded(x: Tensor, factor: Tensor | None, seed: int | None) -> QRows:
     """Codes and scales of x * factor, by the definition."""
     return quantize_rows_op.reference(x if factor is None else x * factor, seed)
 
 
-def _empty(rows: int, columns: int, like: Tensor) -> Rows:
-    return like.new_empty(rows, columns, dtype=torch.int8), like.new_empty(rows, dtype=torch.float32)
+def _empty(rows: int, columns: int, like: Tensor) -> QRows:
+    return QRows(like.new_empty(rows, columns, dtype=torch.int8), like.new_empty(rows, dtype=torch.float32))
 
 
-def empty_rows(x: Tensor) -> Rows:
+def empty_rows(x: Tensor) -> QRows:
     """Codes and scales for rows of the shape of x."""
     return _empty(x.size(0), x.size(1), x)
 
@@ -64,104 +64,133 @@ def _check_times(x: Tensor, factor: Tensor | None, seed: int | None) -> None:
 
 
 quantize_times = define(
-    "quantize_times(Tensor x, Tensor? factor, int? seed) -> (Tensor, Tensor)",
+    "quantize_times(Tensor x, Tensor? factor, int? seed) -> QRows",
     check=_check_times,
     reference=rounded,
     fake=lambda x, factor, seed: empty_rows(x),
 )
 
 
-def _check_linear(
-    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None, factor: Tensor | None,
-    seed: int | None,
-) -> None:  # fmt: skip
-    check_product(x, x_scale, w, w_scale, bias)
-    check_factor(factor, w.size(0))
+def _check_linear(x: QRows, w: QRows, bias: Tensor | None, factor: Tensor | None, seed: int | None) -> None:
+    check_product(x, w, bias)
+    check_factor(factor, w.codes.size(0))
 
 
-def _linear(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Any, factor: Any, seed: Any) -> Rows:
-    return rounded(OPS["int8_linear"].reference(x, x_scale, w, w_scale, bias), factor, seed)
+def _linear(x: QRows, w: QRows, bias: Tensor | None, factor: Tensor | None, seed: int | None) -> QRows:
+    return rounded(int8_linear_op.reference(x, w, bias), factor, seed)
 
 
 int8_linear_rows = define(
-    "int8_linear_rows(Tensor x, Tensor x_scale, Tensor w, Tensor w_scale, Tensor? bias, Tensor? factor, int? seed) "
-    "-> (Tensor, Tensor)",
+    "int8_linear_rows(QRows x, QRows w, Tensor? bias, Tensor? factor, int? seed) -> QRows",
     check=_check_linear,
     reference=_linear,
-    fake=lambda x, x_scale, w, *rest: _empty(x.size(0), w.size(0), x_scale),
+    fake=lambda x, w, bias, factor, seed: _empty(x.codes.size(0), w.codes.size(0), x.scale),
 )
 
 
-def _check_spmm(*args: Any) -> None:
-    *summed, factor, _ = args
-    check_sum(*summed)
-    check_factor(factor, summed[5].size(1))
+def _check_spmm(
+    a: Sparse, x: QRows, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, factor: Tensor | None,
+    seed: int | None,
+) -> None:  # fmt: skip
+    check_sum(a, x, bias, diagonal, rows)
+    check_factor(factor, x.codes.size(1))
 
 
-def _spmm(*args: Any) -> Rows:
-    *summed, factor, seed = args
-    return rounded(int8_sum(*summed), factor, seed)
+def _spmm(
+    a: Sparse, x: QRows, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, factor: Tensor | None,
+    seed: int | None,
+) -> QRows:  # fmt: skip
+    return rounded(int8_sum(a, x, bias, diagonal, rows), factor, seed)
 
 
 spmm_rows = define(
-    "spmm_rows(Tensor rowptr, Tensor col, Tensor? value, Tensor scale, Tensor? dst_scale, Tensor codes, "
-    "Tensor? src_scale, Tensor? bias, Tensor? diagonal, Tensor? rows, Tensor? factor, int? seed) -> (Tensor, Tensor)",
+    "spmm_rows(Sparse, QRows, Tensor? bias, Tensor? diagonal, Tensor? rows, Tensor? factor, int? seed) -> QRows",
     check=_check_spmm,
     reference=_spmm,
-    fake=lambda rowptr, col, value, scale, dst, codes, *rest: _empty(rowptr.size(0) - 1, codes.size(1), scale),
+    fake=lambda a, x, *rest: _empty(a.num_dst, x.codes.size(1), x.scale),
 )
 
 
-def _check_chain(*args: Any) -> None:
-    check_norm_act(*args[:-1])
-    _checks.dtype_of("x", args[0], (torch.float32,))
+@structure
+class EpilogueRows(NamedTuple):
+    """The result as int8 rows, and the statistics of x."""
+
+    codes: Tensor
+    scale: Tensor
+    mean: Tensor
+    var: Tensor
+
+    @property
+    def rows(self) -> QRows:
+        return QRows(self.codes, self.scale)
 
 
-def _chain(*args: Any) -> tuple[Tensor, ...]:
-    out, mean, var = OPS["norm_act"].reference(*args[:-1])
-    return *rounded(out, None, args[-1]), mean, var
+def _check_chain(x: Tensor, e: Epilogue, noise: int | None) -> None:
+    check_epilogue(x, e)
+    _checks.dtype_of("x", x, (torch.float32,))
 
 
-def _chain_fake(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    _, mean, var = fake_norm_act(x, *rest[:-1])
-    return *empty_rows(x), mean, var
+def _chain(x: Tensor, e: Epilogue, noise: int | None) -> EpilogueRows:
+    out, mean, var = norm_act.reference(x, e)
+    return EpilogueRows(*rounded(out, None, noise), mean, var)
+
+
+def _chain_fake(x: Tensor, e: Epilogue, noise: int | None) -> EpilogueRows:
+    _, mean, var = fake_norm_act(x, e)
+    return EpilogueRows(*empty_rows(x), mean, var)
 
 
 chain_rows = define(
-    "chain_rows(Tensor x, Tensor? weight, Tensor? bias, Tensor? mean, Tensor? var, int over, float eps, int act, "
-    "float slope, float p, int seed, int? noise) -> (Tensor, Tensor, Tensor, Tensor)",
-    check=_check_chain,
-    reference=_chain,
-    fake=_chain_fake,
+    "chain_rows(Tensor x, Epilogue, int? noise) -> EpilogueRows", check=_check_chain, reference=_chain, fake=_chain_fake
 )
 
 
-def _check_keep(*args: Any) -> None:
-    chain_keep_op.check(*args[:-1], [], [])
+@structure
+class SavingRows(NamedTuple):
+    """The result as int8 rows, the statistics of x, and what is saved."""
+
+    codes: Tensor
+    scale: Tensor
+    mean: Tensor
+    var: Tensor
+    saved_codes: Tensor
+    zero: Tensor
+    spread: Tensor
+    marks: Tensor
+
+    @property
+    def rows(self) -> QRows:
+        return QRows(self.codes, self.scale)
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.saved_codes, self.zero, self.spread, self.marks)
 
 
-def _keep(*args: Any) -> tuple[Tensor, ...]:
-    (out,), mean, var, *kept = chain_keep_op.reference(*args[:-1], [], [])
-    return *rounded(out, None, args[-1]), mean, var, *kept
+def _check_keep(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> None:
+    check_packing(x, e, packing)
 
 
-def _keep_fake(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    _, mean, var, *kept = fake_chain_keep(*(x, *rest[:-1], [], []))
-    return *empty_rows(x), mean, var, *kept
+def _keep(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> SavingRows:
+    (out, mean, var), packed = pack_epilogue(x, e, packing)
+    return SavingRows(*rounded(out, None, rounding), mean, var, *packed)
+
+
+def _keep_fake(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> SavingRows:
+    _, mean, var = fake_norm_act(x, e)
+    return SavingRows(*empty_rows(x), mean, var, *fake_packed(x, e, packing))
 
 
 chain_keep_rows = define(
-    "chain_keep_rows(Tensor x, Tensor? weight, Tensor? bias, Tensor? mean, Tensor? var, int over, float eps, int act, "
-    "float slope, float p, int seed, int bits, int block, bool bf16_meta, Tensor? levels, int? noise, int slope_bits, "
-    "int? rounding) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "chain_keep_rows(Tensor x, Epilogue, Packing, int? rounding) -> SavingRows",
     check=_check_keep,
     reference=_keep,
     fake=_keep_fake,
 )
 
 kept_codes = define(
-    f"kept_codes({KEPT}, Tensor? weight, Tensor? bias, bool result) -> (Tensor, Tensor)",
+    "kept_codes(SavedEpilogue, Tensor? weight, Tensor? bias, bool result) -> QRows",
     check=check_rows,
-    reference=lambda *args: rounded(kept_rows(*args), None, None),
-    fake=lambda codes, *rest: _empty(rest[4], rest[5], codes),
+    reference=lambda k, weight, bias, result: rounded(rows_of(k, weight, bias, result), None, None),
+    fake=lambda k, weight, bias, result: _empty(k.rows, k.columns, k.codes),
 )

@@ -15,7 +15,7 @@ the chain needs no copy of its own. Its weight gradient dout^T out^ is summed ov
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from . import _checks
 from ._few_bits import check_bits
 from ._library import define
+from ._structure import structure
 from .activation import ACTIVATIONS, check_activation, check_slope
 from .dropout import check_probability, kept, survivor_scale, unpack_bits
 from .pack_fixed import unpack_fixed
@@ -33,8 +34,9 @@ GELU_REACH = 0.1290
 """How far below 0 and above 1 the derivative of gelu goes, rounded up."""
 
 
-class Kept(NamedTuple):
-    """What is kept of `rows` x `columns` elements; the fields are the arguments of the ops that read it."""
+@structure
+class SavedEpilogue(NamedTuple):
+    """What is saved of `rows` x `columns` elements, in the arguments of the ops that read it."""
 
     codes: Tensor | None
     zero: Tensor | None
@@ -52,29 +54,14 @@ class Kept(NamedTuple):
     seed: int = 0
     slope_bits: int = 4
 
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return tuple(self[:5])
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        return tuple(self[5:])
-
 
 def marks_alone(
     shape: torch.Size, marks: Tensor | None, act: int = 0, slope: float = 0.0, merged: float = 0.0, p: float = 0.0,
     seed: int = 0,
-) -> Kept:  # fmt: skip
-    """What an activation or dropout without codes of rows keeps."""
+) -> SavedEpilogue:  # fmt: skip
+    """What an activation or dropout without codes of rows saves."""
     rows, columns = shape
-    return Kept(None, None, None, None, marks, rows, columns, 0, 1, act, slope, merged, p, seed)
-
-
-KEPT = (
-    "Tensor? codes, Tensor? zero, Tensor? spread, Tensor? levels, Tensor? marks, int rows, int columns, int bits, "
-    "int block, int act, float slope, float merged, float p, int seed, int slope_bits"
-)
-"""The schema of `Kept`."""
+    return SavedEpilogue(None, None, None, None, marks, rows, columns, 0, 1, act, slope, merged, p, seed)
 
 
 def slope_range(act: int, slope: float) -> tuple[float, float]:
@@ -88,7 +75,7 @@ def is_smooth(act: int) -> bool:
     return ACTIVATIONS[act] in ("elu", "gelu")
 
 
-def check_kept(k: Kept) -> None:
+def check_kept(k: SavedEpilogue) -> None:
     check_activation(k.act)
     check_slope(k.slope)
     check_probability(k.p)
@@ -108,7 +95,7 @@ def check_kept(k: Kept) -> None:
         _checks.shape_of("marks", k.marks, (count,), f"[{count}], {bits} bit(s) per element")
 
 
-def check_codes(k: Kept) -> None:
+def check_codes(k: SavedEpilogue) -> None:
     if k.codes is None:
         raise ValueError("`codes` must be given where rows are to be decoded (got None)")
 
@@ -120,7 +107,7 @@ def check_columns(columns: int, **parameters: Tensor | None) -> None:
             _checks.shape_of(name, tensor, (columns,), f"[{columns}], one number per column")
 
 
-def factor_of(k: Kept, like: Tensor) -> Tensor:
+def factor_of(k: SavedEpilogue, like: Tensor) -> Tensor:
     """f, [rows, columns]."""
     shape, numel = (k.rows, k.columns), k.rows * k.columns
     f = torch.ones(shape, dtype=like.dtype, device=like.device)
@@ -131,7 +118,7 @@ def factor_of(k: Kept, like: Tensor) -> Tensor:
     return f * kept(f, k.p, k.seed) * survivor_scale(k.p) if k.p > 0 else f
 
 
-def hat_of(k: Kept) -> Tensor:
+def hat_of(k: SavedEpilogue) -> Tensor:
     """The decoded rows."""
     assert k.codes is not None and k.zero is not None and k.spread is not None
     flat = unpack(k.codes, k.zero, k.spread, k.rows * k.columns, k.bits, k.block, k.levels)
@@ -143,7 +130,7 @@ def through(f: Tensor, x: Tensor) -> Tensor:
     return torch.where(f != 0, x * f, 0.0)
 
 
-def rows_of(k: Kept, weight: Tensor | None, bias: Tensor | None, result: bool) -> Tensor:
+def rows_of(k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool) -> Tensor:
     """out^: the decoded rows themselves if the result was kept, else f (weight x_hat + bias)."""
     hat = hat_of(k)
     if result:
@@ -152,36 +139,32 @@ def rows_of(k: Kept, weight: Tensor | None, bias: Tensor | None, result: bool) -
     return through(factor_of(k, hat), z if bias is None else z + bias)
 
 
-def check_rows(*args: Any) -> None:
-    k, (weight, bias, _) = Kept(*args[:15]), args[15:]
+def check_rows(k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool) -> None:
     check_kept(k)
     check_codes(k)
     check_columns(k.columns, weight=weight, bias=bias)
 
 
-def kept_rows(*args: Any) -> Tensor:
-    """`rows_of` by position, as the ops that read a kept chain are called."""
-    weight, bias, result = args[15:]
-    return rows_of(Kept(*args[:15]), weight, bias, result)
-
-
-def _check_products(douts: list[Tensor], *args: Any) -> None:
-    check_rows(*args)
-    k = Kept(*args[:15])
+def _check_products(
+    douts: list[Tensor], k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool
+) -> None:
+    check_rows(k, weight, bias, result)
     for position, dout in enumerate(douts):
         _checks.dtype_of(f"douts[{position}]", dout, (torch.float32,))
         _checks.shape_of(f"douts[{position}]", dout, (k.rows, None), f"[{k.rows}, out_features], as many rows as kept")
 
 
-def _products_reference(douts: list[Tensor], *args: Any) -> list[Tensor]:
-    rows = kept_rows(*args)
+def _products_reference(
+    douts: list[Tensor], k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool
+) -> list[Tensor]:
+    rows = rows_of(k, weight, bias, result)
     return [torch.mm(dout.t(), rows) for dout in douts]
 
 
 kept_products = define(
-    f"kept_products(Tensor[] douts, {KEPT}, Tensor? weight, Tensor? bias, bool result) -> Tensor[]",
+    "kept_products(Tensor[] douts, SavedEpilogue, Tensor? weight, Tensor? bias, bool result) -> Tensor[]",
     check=_check_products,
     reference=_products_reference,
-    fake=lambda douts, *args: [dout.new_empty(dout.size(1), args[6]) for dout in douts],
+    fake=lambda douts, k, weight, bias, result: [dout.new_empty(dout.size(1), k.columns) for dout in douts],
 )
-"""dout^T out^ for each dout: the weight gradients of the products that the kept rows went into."""
+"""dout^T out^ for each dout: the weight gradients of the products that the saved rows went into."""

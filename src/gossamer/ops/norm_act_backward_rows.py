@@ -10,32 +10,47 @@ fixed, or none.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _checks
-from ._library import OPS, define
+from ._library import define
+from ._structure import structure
 from .int8_rows import check_factor, empty_rows, head_products, rounded
 from .linear import column_sums
-from .norm_act import Over
+from .norm_act import Epilogue, Over, check_backward, norm_act_backward
+from .quantize_rows import QRows
 
-Result = tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor]
 READERS = 2
 """At most: a product and a neighbour sum."""
 COLUMNWISE = (Over.NOTHING, Over.FIXED, Over.COLUMNS)
 
 
+@structure
+class GradientRows(NamedTuple):
+    """Codes and scales for each factor in turn; column sums of dx; dots, of no elements without heads."""
+
+    flat: list[Tensor]
+    sums: Tensor
+    dweight: Tensor
+    dbias: Tensor
+    dots: Tensor
+
+    @property
+    def rows(self) -> list[QRows]:
+        """Rows of dx * factor for each factor."""
+        return [QRows(*pair) for pair in zip(self.flat[::2], self.flat[1::2], strict=True)]
+
+
 def _check(
-    dout: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
-    over: int, eps: float, act: int, slope: float, p: float, seed: int, factors: list[Tensor | None],
-    seeds: list[int], stochastic: bool, heads: int, origin: Tensor | None,
+    dout: Tensor, x: Tensor, e: Epilogue, factors: list[Tensor | None], seeds: list[int], stochastic: bool,
+    heads: int, origin: Tensor | None,
 ) -> None:  # fmt: skip
-    OPS["norm_act_backward"].check(dout, x, weight, bias, mean, var, over, eps, act, slope, p, seed)
+    check_backward(dout, x, e)
     _checks.dtype_of("x", x, (torch.float32,))
-    if over not in COLUMNWISE:
-        raise ValueError(f"`over` must be one of {[o.name for o in COLUMNWISE]} (got {Over(over).name})")
+    check_columnwise(e.over)
     if not 1 <= len(factors) <= READERS or len(seeds) != len(factors):
         raise ValueError(
             f"`factors` must be one or two, with a seed each (got {len(factors)} factors, {len(seeds)} seeds)"
@@ -49,29 +64,37 @@ def _check(
         _checks.shape_of("origin", origin, (x.size(1),), f"[{x.size(1)}], one number per column")
 
 
-def _reference(*args: Any) -> Result:
-    *given, factors, seeds, stochastic, heads, origin = args
-    dx, dweight, dbias = OPS["norm_act_backward"].reference(*given)
-    rows: list[Tensor] = []
+def check_columnwise(over: int) -> None:
+    if over not in COLUMNWISE:
+        raise ValueError(f"`over` must be one of {[o.name for o in COLUMNWISE]} (got {Over(over).name})")
+
+
+def _reference(
+    dout: Tensor, x: Tensor, e: Epilogue, factors: list[Tensor | None], seeds: list[int], stochastic: bool,
+    heads: int, origin: Tensor | None,
+) -> GradientRows:  # fmt: skip
+    dx, dweight, dbias = norm_act_backward.reference(dout, x, e)
+    flat: list[Tensor] = []
     for factor, seed in zip(factors, seeds, strict=True):
-        rows += rounded(dx, factor, seed if stochastic else None)
-    x = given[1] if origin is None else given[1] - origin
-    dots = head_products(rows[0], rows[1], x, heads) if heads else dx.new_empty(0)
-    return rows, column_sums(dx), dweight, dbias, dots
+        flat += rounded(dx, factor, seed if stochastic else None)
+    shifted = x if origin is None else x - origin
+    dots = head_products(flat[0], flat[1], shifted, heads) if heads else dx.new_empty(0)
+    return GradientRows(flat, column_sums(dx), dweight, dbias, dots)
 
 
-def _fake(dout: Tensor, x: Tensor, *rest: Any) -> Result:
-    rows = [tensor for _ in rest[-5] for tensor in empty_rows(x)]
-    dots = x.new_empty(x.size(0), rest[-2]) if rest[-2] else x.new_empty(0)
-    return rows, x.new_empty(x.size(1)), x.new_empty(x.size(1)), x.new_empty(x.size(1)), dots
+def _fake(
+    dout: Tensor, x: Tensor, e: Epilogue, factors: list[Tensor | None], seeds: list[int], stochastic: bool,
+    heads: int, origin: Tensor | None,
+) -> GradientRows:  # fmt: skip
+    flat = [tensor for _ in factors for tensor in empty_rows(x)]
+    dots = x.new_empty(x.size(0), heads) if heads else x.new_empty(0)
+    return GradientRows(flat, x.new_empty(x.size(1)), x.new_empty(x.size(1)), x.new_empty(x.size(1)), dots)
 
 
 norm_act_backward_rows = define(
-    "norm_act_backward_rows(Tensor dout, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, int over, "
-    "float eps, int act, float slope, float p, int seed, Tensor?[] factors, int[] seeds, bool stochastic, "
-    "int heads, Tensor? origin) -> (Tensor[], Tensor, Tensor, Tensor, Tensor)",
+    "norm_act_backward_rows(Tensor dout, Tensor x, Epilogue, Tensor?[] factors, int[] seeds, bool stochastic, "
+    "int heads, Tensor? origin) -> GradientRows",
     check=_check,
     reference=_reference,
     fake=_fake,
 )
-"""Codes and scales for each factor in turn; column sums; dweight; dbias; dots, of no elements without heads."""

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from . import _checks, random
 from ._library import define
+from ._structure import structure
 
 CODE_MAX = 127
 
 
+@structure
 class QRows(NamedTuple):
     """Int8 codes [rows, columns] with a scale per row."""
 
@@ -32,7 +34,7 @@ def _check(x: Tensor, seed: int | None) -> None:
     _checks.shape_of("x", x, (None, None), "[rows, columns]")
 
 
-def _reference(x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
+def _reference(x: Tensor, seed: int | None) -> QRows:
     a = x.abs().amax(1) if x.size(1) else x.new_zeros(x.size(0))
     a = torch.where(a.isfinite(), a, torch.nan)
     tiny = a < 2.0**-100
@@ -45,19 +47,17 @@ def _reference(x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
     else:
         index = torch.arange(x.numel(), device=x.device).view(x.shape)
         t = torch.where(inverse.unsqueeze(1) == 0, 0.0, random.floor_plus(t, seed, index))
-    return t.clamp(-CODE_MAX, CODE_MAX).to(torch.int8), scale
+    return QRows(t.clamp(-CODE_MAX, CODE_MAX).to(torch.int8), scale)
 
 
-def _fake(x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.size(0))
+def _fake(x: Tensor, seed: int | None) -> QRows:
+    return QRows(x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.size(0)))
 
 
-quantize_rows_op = define(
-    "quantize_rows(Tensor x, int? seed) -> (Tensor, Tensor)", check=_check, reference=_reference, fake=_fake
-)
+quantize_rows_op = define("quantize_rows(Tensor x, int? seed) -> QRows", check=_check, reference=_reference, fake=_fake)
 
 
-def quantize_rows(x: Tensor, seed: int | None = None) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, seed: int | None = None) -> QRows:
     """Codes (int8, the shape of x) and scales ([rows]); stochastic rounding with a seed, to nearest without."""
     return quantize_rows_op(x.contiguous(), seed)
 

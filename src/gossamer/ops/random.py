@@ -74,7 +74,7 @@ def _fake(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:
     return like.new_empty(numel, dtype=torch.int32)
 
 
-_random_bits = define(
+random_bits_op = define(
     "random_bits(int seed, int offset, int numel, Tensor like) -> Tensor",
     check=_check,
     reference=_reference,
@@ -84,4 +84,4 @@ _random_bits = define(
 
 def random_bits(seed: int, numel: int, offset: int = 0, device: torch.device | str = "cpu") -> Tensor:
     """The words of elements offset .. offset + numel, as int32 bit patterns."""
-    return _random_bits(seed, offset, numel, torch.empty(0, device=device))
+    return random_bits_op(seed, offset, numel, torch.empty(0, device=device))

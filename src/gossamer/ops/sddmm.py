@@ -9,6 +9,7 @@ It is the gradient of `spmm` for edge weights, and attention by dot products. Co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor
 from . import _checks
 from ._library import define
 from ._sum_checks import heads_of
-from .csr import row_of_edge, transpose_csr
+from .csr import Sparse, row_of_edge, transpose_csr
 from .gather_rows import gather_rows
-from .spmm import spmm_op
+from .spmm import row_sums, spmm_op
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -63,13 +64,11 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     da = db = None
     dout = dout.contiguous()
     if ctx.needs_input_grad[2]:
-        da = spmm_op(rowptr, col, dout, None, None, b, None, None, None, t_rowptr, t_col, t_perm, None)
+        da = spmm_op(Sparse(rowptr, col, dout), b, None, None, None, t_rowptr, t_col, t_perm, None)
     if ctx.needs_input_grad[3]:
         if t_rowptr is None:
             t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, b.size(0))
-        db = spmm_op(
-            t_rowptr, t_col, gather_rows(dout, t_perm), None, None, a, None, None, None, None, None, None, None
-        )
+        db = row_sums(Sparse(t_rowptr, t_col, gather_rows(dout, t_perm)), a)
     return None, None, da, db, None, None, None, None
 
 
@@ -85,17 +84,17 @@ sddmm_op = define(
 
 
 def edge_gradient(
-    rowptr: Tensor, col: Tensor, value: Tensor, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    dout: Tensor, transposed: tuple[Tensor | None, Tensor | None, Tensor | None],
-) -> Tensor:  # fmt: skip
+    a: Sparse, x: Tensor, dout: Tensor, transposed: Sequence[Tensor | None] = (None, None, None)
+) -> Tensor:
     """d value of a neighbour sum: dst_scale_i * src_scale_j * <dout_i, x_j>, in the shape and dtype of `value`."""
+    assert a.value is not None
     if x.dtype == torch.bfloat16:
         x, dout = x.float(), dout.float()
-    scaled = dout if dst_scale is None else dout * dst_scale.to(dout.dtype).unsqueeze(1)
-    grad = sddmm_op(rowptr, col, scaled.contiguous(), x.contiguous(), heads_of(value), *transposed)
-    if src_scale is not None:
-        grad = grad * src_scale.to(grad.dtype)[col.long()].unsqueeze(1)
-    return grad.view_as(value).to(value.dtype)
+    scaled = dout if a.dst_scale is None else dout * a.dst_scale.to(dout.dtype).unsqueeze(1)
+    grad = sddmm_op(a.rowptr, a.col, scaled.contiguous(), x.contiguous(), heads_of(a.value), *transposed)
+    if a.src_scale is not None:
+        grad = grad * a.src_scale.to(grad.dtype)[a.col.long()].unsqueeze(1)
+    return grad.view_as(a.value).to(a.value.dtype)
 
 
 def sddmm(graph: Graph, a: Tensor, b: Tensor) -> Tensor:

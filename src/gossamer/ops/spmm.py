@@ -27,7 +27,7 @@ from torch import Tensor
 from . import _checks
 from ._library import define
 from ._sum_checks import FLOATS, check_ends, check_heads, check_weights, heads_of, plus_own_rows, refuse_gradient
-from .csr import row_of_edge, transpose_csr
+from .csr import Sparse, row_of_edge, transpose_csr
 from .gather_rows import gather_rows
 from .linear import bias_gradient
 
@@ -36,14 +36,13 @@ if TYPE_CHECKING:
 
 
 def _check(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
-    t_perm: Tensor | None, t_value: Tensor | None,
+    a: Sparse, x: Tensor, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, t_rowptr: Tensor | None,
+    t_col: Tensor | None, t_perm: Tensor | None, t_value: Tensor | None,
 ) -> None:  # fmt: skip
     _checks.dtype_of("x", x, FLOATS)
     _checks.shape_of("x", x, (None, None), "[num_src, columns]")
-    check_weights(rowptr, col, value, (src_scale, dst_scale), x)
-    check_ends(rowptr.numel() - 1, x, bias, diagonal, rows)
+    check_weights(a, x)
+    check_ends(a.num_dst, x, bias, diagonal, rows)
 
 
 def weights_of_edges(col: Tensor, value: Tensor | None, src_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -56,71 +55,67 @@ def weights_of_edges(col: Tensor, value: Tensor | None, src_scale: Tensor | None
     return weight
 
 
-def weighted_sum(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor
-) -> Tensor:
+def weighted_sum(a: Sparse, x: Tensor) -> Tensor:
     """The definition of `spmm`, in the dtype of x."""
-    weight = weights_of_edges(col, value, src_scale, x.dtype)
+    nnz = a.col.numel()
+    weight = weights_of_edges(a.col, a.value, a.src_scale, x.dtype)
     heads = weight.size(1)
-    message = x[col.long()].view(col.numel(), heads, x.size(1) // heads) * weight.unsqueeze(2)
-    out = x.new_zeros(rowptr.numel() - 1, x.size(1))
-    out.index_add_(0, row_of_edge(rowptr), message.view(col.numel(), x.size(1)))
-    return out if dst_scale is None else out * dst_scale.to(x.dtype).unsqueeze(1)
+    message = x[a.col.long()].view(nnz, heads, x.size(1) // heads) * weight.unsqueeze(2)
+    out = x.new_zeros(a.num_dst, x.size(1))
+    out.index_add_(0, row_of_edge(a.rowptr), message.view(nnz, x.size(1)))
+    return out if a.dst_scale is None else out * a.dst_scale.to(x.dtype).unsqueeze(1)
 
 
 def _reference(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
-    t_perm: Tensor | None, t_value: Tensor | None,
-) -> Tensor:  # fmt: skip
+    a: Sparse, x: Tensor, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, *transposed: Any
+) -> Tensor:
     wide = x.float() if x.dtype == torch.bfloat16 else x
-    out = weighted_sum(rowptr, col, value, src_scale, dst_scale, wide)
-    out = plus_own_rows(out, wide, diagonal)
+    out = plus_own_rows(weighted_sum(a, wide), wide, diagonal)
     out = out if rows is None else out + rows
     return (out if bias is None else out + bias).to(x.dtype)
 
 
-def _fake(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, t_rowptr: Tensor | None, t_col: Tensor | None,
-    t_perm: Tensor | None, t_value: Tensor | None,
-) -> Tensor:  # fmt: skip
-    return x.new_empty(rowptr.size(0) - 1, x.size(1))
+def _fake(a: Sparse, x: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(a.num_dst, x.size(1))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rowptr, col, value, src_scale, dst_scale, x, bias, diagonal, rows, *transposed = inputs
-    refuse_gradient(src_scale=src_scale, dst_scale=dst_scale, diagonal=diagonal)
-    learn_value = value is not None and value.requires_grad
-    ctx.save_for_backward(rowptr, col, value, src_scale, dst_scale, x if learn_value else None, diagonal, *transposed)
+    a, x, bias, diagonal, rows, *transposed = inputs
+    refuse_gradient(src_scale=a.src_scale, dst_scale=a.dst_scale, diagonal=diagonal)
+    needs_value = a.value is not None and a.value.requires_grad
+    ctx.save_for_backward(*a, x if needs_value else None, diagonal, *transposed)
     ctx.num_src = x.size(0)
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.rows_dtype = None if rows is None else rows.dtype
 
 
-def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    rowptr, col, value, src_scale, dst_scale, x, diagonal, t_rowptr, t_col, t_perm, t_value = ctx.saved_tensors
+def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+    *matrix, x, diagonal, t_rowptr, t_col, t_perm, t_value = ctx.saved_tensors
+    a, (needs, needs_x, needs_bias, _, needs_rows, *_) = Sparse(*matrix), ctx.needs
     dx = dvalue = None
-    if ctx.needs_input_grad[5]:
+    if needs_x:
         if t_rowptr is None:
-            t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, ctx.num_src)
-        if value is not None and t_value is None:
-            t_value = gather_rows(value, t_perm)
-        own = (None, diagonal, None, None, None, None, None)
-        dx = spmm_op(t_rowptr, t_col, t_value, dst_scale, src_scale, dout.contiguous(), *own)
-    if ctx.needs_input_grad[2]:
+            t_rowptr, t_col, t_perm = transpose_csr(a.rowptr, a.col, ctx.num_src)
+        if a.value is not None and t_value is None:
+            t_value = gather_rows(a.value, t_perm)
+        dx = row_sums(Sparse(t_rowptr, t_col, t_value, a.dst_scale, a.src_scale), dout.contiguous(), diagonal)
+    if needs.value:
         from .sddmm import edge_gradient
 
-        dvalue = edge_gradient(rowptr, col, value, src_scale, dst_scale, x, dout, (t_rowptr, t_col, t_perm))
-    dbias = bias_gradient(dout).to(ctx.bias_dtype) if ctx.needs_input_grad[6] else None
-    drows = dout.to(ctx.rows_dtype) if ctx.needs_input_grad[8] else None
-    return None, None, dvalue, None, None, dx, dbias, None, drows, None, None, None, None
+        dvalue = edge_gradient(a, x, dout, (t_rowptr, t_col, t_perm))
+    dbias = bias_gradient(dout).to(ctx.bias_dtype) if needs_bias else None
+    drows = dout.to(ctx.rows_dtype) if needs_rows else None
+    return (None, None, dvalue, None, None), dx, dbias, None, drows, None, None, None, None
+
+
+def row_sums(a: Sparse, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
+    """A x + diagonal * x."""
+    return spmm_op(a, x, None, diagonal, None, None, None, None, None)
 
 
 spmm_op = define(
-    "spmm(Tensor rowptr, Tensor col, Tensor? value, Tensor? src_scale, Tensor? dst_scale, Tensor x, "
-    "Tensor? bias, Tensor? diagonal, Tensor? rows, Tensor? t_rowptr, Tensor? t_col, Tensor? t_perm, Tensor? t_value) "
-    "-> Tensor",
+    "spmm(Sparse, Tensor x, Tensor? bias, Tensor? diagonal, Tensor? rows, "
+    "Tensor? t_rowptr, Tensor? t_col, Tensor? t_perm, Tensor? t_value) -> Tensor",
     check=_check,
     reference=_reference,
     fake=_fake,
@@ -168,6 +163,6 @@ def spmm(
         order = (None, t.value) if value is None else (graph.t_perm, None)  # the graph's own weights are sorted already
         transposed = (t.rowptr, t.col, *order)
     dst_scale = graph.inverse_degree if reduce == "mean" else scale
-    ends = (bias, diagonal, rows)
-    out = spmm_op(graph.rowptr, graph.col, weights, scale, dst_scale, flat.contiguous(), *ends, *transposed)
+    matrix = Sparse(graph.rowptr, graph.col, weights, scale, dst_scale)
+    out = spmm_op(matrix, flat.contiguous(), bias, diagonal, rows, *transposed)
     return out.view(graph.num_dst, *x.shape[1:])

@@ -19,81 +19,78 @@ from torch import Tensor
 
 from . import _checks
 from ._library import define
+from ._structure import take
 from ._sum_checks import check_ends, check_heads, check_weights, plus_own_rows, refuse_gradient
-from .csr import transpose_csr
-from .gather_rows import gather_rows
+from .csr import Sparse
 from .linear import column_sums
-from .spmm import spmm_op, weighted_sum
+from .quantize_rows import QRows
+from .spmm import row_sums, weighted_sum
 
 if TYPE_CHECKING:
     from ..graph import Graph
 
 
 def check_sum(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None = None, bias: Tensor | None = None, diagonal: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> None:  # fmt: skip
+    a: Sparse, x: QRows, bias: Tensor | None = None, diagonal: Tensor | None = None, rows: Tensor | None = None
+) -> None:
     """What every neighbour sum of int8 rows asks of its arguments."""
+    codes, scale = x
     _checks.dtype_of("codes", codes, (torch.int8,))
     _checks.shape_of("codes", codes, (None, None), "[num_src, columns]")
     _checks.dtype_of("scale", scale, (torch.float32,))
     _checks.shape_of("scale", scale, (codes.size(0),), f"[{codes.size(0)}], one number per row of `codes`")
-    check_weights(rowptr, col, value, (src_scale, dst_scale), codes)
-    check_ends(rowptr.numel() - 1, codes, bias, diagonal, rows)
+    check_weights(a, codes)
+    check_ends(a.num_dst, codes, bias, diagonal, rows)
 
 
-def of_sources(scale: Tensor, src_scale: Tensor | None) -> Tensor:
-    """What the codes of each source are multiplied by."""
-    return scale if src_scale is None else scale * src_scale
+def of_codes(a: Sparse, x: QRows) -> Sparse:
+    """The matrix that multiplies the codes themselves."""
+    return a._replace(src_scale=x.scale if a.src_scale is None else x.scale * a.src_scale)
 
 
 def int8_sum(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None = None, bias: Tensor | None = None, diagonal: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    a: Sparse, x: QRows, bias: Tensor | None = None, diagonal: Tensor | None = None, rows: Tensor | None = None
+) -> Tensor:
     """The definition of `spmm_int8`."""
-    wide = codes.to(torch.float32)
-    out = weighted_sum(rowptr, col, value, of_sources(scale, src_scale), dst_scale, wide)
-    out = plus_own_rows(out, wide, diagonal, scale)
+    wide = x.codes.to(torch.float32)
+    out = plus_own_rows(weighted_sum(of_codes(a, x), wide), wide, diagonal, x.scale)
     out = out if rows is None else out + rows
     return (out if bias is None else out + bias).to(torch.float32)
 
 
-def _fake(rowptr: Tensor, col: Tensor, value: Any, scale: Tensor, dst_scale: Any, codes: Tensor, *rest: Any) -> Tensor:
-    return scale.new_empty(rowptr.size(0) - 1, codes.size(1))
+def _fake(a: Sparse, x: QRows, *rest: Any) -> Tensor:
+    return x.scale.new_empty(a.num_dst, x.codes.size(1))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *first, src_scale, _, diagonal, _ = inputs
-    refuse_gradient(dst_scale=inputs[4], src_scale=src_scale, diagonal=diagonal)
-    ctx.save_for_backward(*first, src_scale, diagonal)
+    a, x, _, diagonal, *_ = (*inputs, None, None)  # torch leaves out last arguments that equal their defaults
+    refuse_gradient(dst_scale=a.dst_scale, src_scale=a.src_scale, diagonal=diagonal)
+    ctx.save_for_backward(*a, *x, diagonal)
 
 
-def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
     from .sddmm import edge_gradient
 
-    rowptr, col, value, scale, dst_scale, codes, src_scale, diagonal = ctx.saved_tensors
+    a, x, (diagonal,) = take(ctx.saved_tensors, NO_MATRIX, NO_ROWS)
+    needs, needs_x, needs_bias, _, needs_rows = ctx.needs
     dvalue = dscale = None
-    rows = codes.to(torch.float32)
-    needs = (*ctx.needs_input_grad, *[False] * 4)  # torch leaves out last arguments that equal their defaults
-    if needs[2]:
-        by_source = of_sources(scale, src_scale)
-        dvalue = edge_gradient(rowptr, col, value, by_source, dst_scale, rows, dout, (None, None, None))
-    if needs[3]:
-        t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, codes.size(0))
-        t_value = None if value is None else gather_rows(value, t_perm)
-        own = (None, diagonal, *[None] * 5)
-        back = spmm_op(t_rowptr, t_col, t_value, dst_scale, src_scale, dout.contiguous(), *own)
+    rows = x.codes.to(torch.float32)
+    if needs.value:
+        dvalue = edge_gradient(of_codes(a, x), rows, dout)
+    if needs_x.scale:
+        back = row_sums(a.transposed(x.codes.size(0)), dout.contiguous(), diagonal)
         dscale = (back * rows).sum(1)
-    dbias = column_sums(dout.contiguous()) if needs[7] else None
-    return None, None, dvalue, dscale, None, None, None, dbias, None, dout if needs[9] else None
+    dbias = column_sums(dout.contiguous()) if needs_bias else None
+    return (None, None, dvalue, None, None), (None, dscale), dbias, None, dout if needs_rows else None
+
+
+NO_MATRIX: Any = Sparse(None, None)  # type: ignore[arg-type]
+NO_ROWS: Any = QRows(None, None)  # type: ignore[arg-type]
+"""What saved tensors are put into."""
 
 
 spmm_int8_op = define(
-    "spmm_int8(Tensor rowptr, Tensor col, Tensor? value, Tensor scale, Tensor? dst_scale, Tensor codes, "
-    "Tensor? src_scale=None, Tensor? bias=None, Tensor? diagonal=None, Tensor? rows=None) -> Tensor",
+    "spmm_int8(Sparse, QRows, Tensor? bias=None, Tensor? diagonal=None, Tensor? rows=None) -> Tensor",
     check=check_sum,
     reference=int8_sum,
     fake=_fake,
@@ -113,5 +110,6 @@ def spmm_int8(
     check_heads(codes, weights)
     flat = codes.flatten(1) if codes.dim() == 3 else codes
     dst_scale = graph.inverse_degree if reduce == "mean" else None
-    out = spmm_int8_op(graph.rowptr, graph.col, weights, scale, dst_scale, flat.contiguous())
+    matrix = Sparse(graph.rowptr, graph.col, weights, None, dst_scale)
+    out = spmm_int8_op(matrix, QRows(flat.contiguous(), scale))
     return out.view(graph.num_dst, *codes.shape[1:])

@@ -86,7 +86,7 @@ def _backward(ctx: Any, dout: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
     rowptr, col, value, x, winner = ctx.saved_tensors
     dx = dvalue = None
     if ctx.needs_input_grad[3]:
-        dx = spmm_max_backward_op.followed(rowptr, col, value, winner, dout.contiguous(), ctx.num_src)
+        dx = spmm_max_backward.followed(rowptr, col, value, winner, dout.contiguous(), ctx.num_src)
     if ctx.needs_input_grad[2]:
         has_edges = rowptr.diff() > 0
         edge = (rowptr[:-1].unsqueeze(1) + winner.long())[has_edges]  # [rows with edges, columns]
@@ -132,7 +132,7 @@ def _backward_fake(
     return dout.new_empty(num_src, dout.size(1))
 
 
-spmm_max_backward_op = define(
+spmm_max_backward = define(
     "spmm_max_backward(Tensor rowptr, Tensor col, Tensor? value, Tensor winner, Tensor dout, int num_src) -> Tensor",
     check=_check_backward,
     reference=_backward_reference,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops.kept_chain import Kept, is_smooth, slope_range
+from ...ops._structure import tensors_of, with_tensors
+from ...ops.kept_chain import SavedEpilogue, is_smooth, slope_range
 from ._arguments import F32, MASK64, at, contiguous, enough
 
 TILE_ELEMENTS = 2**20
@@ -21,7 +22,7 @@ def span(numel: int, block: int) -> int:
     return max(1, min(block, numel))
 
 
-def native_chain(k: Kept) -> Any:
+def native_chain(k: SavedEpilogue) -> Any:
     """The object that kernels take; k's tensors must be alive and contiguous while it is used."""
     low, high = slope_range(k.act, k.slope) if is_smooth(k.act) else (0.0, 1.0)
     bits, slopes = (0, at(k.marks)) if is_smooth(k.act) else (at(k.marks), 0)
@@ -32,12 +33,13 @@ def native_chain(k: Kept) -> Any:
     return library.KeptChain(at(k.codes), at(k.zero), at(k.spread), *layout, *tail)
 
 
-def contiguous_kept(args: tuple[Any, ...]) -> Kept:
-    codes, zero, spread, levels, marks = contiguous(*args[:5])
-    return Kept(codes, zero, spread, levels, marks, *args[5:15])
+def contiguous_kept(k: SavedEpilogue) -> SavedEpilogue:
+    return with_tensors(k, contiguous(*tensors_of(k)))
 
 
-def decoder(k: Kept, weight: Tensor | None, bias: Tensor | None, result: bool) -> Callable[[int, int, Tensor], None]:
+def decoder(
+    k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool
+) -> Callable[[int, int, Tensor], None]:
     kept, (weight, bias) = native_chain(k), contiguous(weight, bias)
 
     def run(start: int, end: int, out: Tensor) -> None:

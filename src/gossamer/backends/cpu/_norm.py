@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ...native import library, num_threads
-from ...ops.norm_act import Over, rstd_of
+from ...ops.norm_act import Epilogue, Over, rstd_of
 from ._arguments import F32, MASK64, at, row_sums_scratch
 
 
@@ -21,32 +23,58 @@ def moments(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
     return centre.float().reshape(1), (var.double() + (mean.double() - centre) ** 2).mean().float().reshape(1)
 
 
-def column_affine(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, over: int, eps: float
-) -> tuple[Tensor | None, ...]:
-    """scale, shift, mean and rstd of each column, so that z = x * scale + shift."""
-    if over == Over.NOTHING:
-        return None, None, None, None
-    mean, rstd = mean.expand(x.size(1)).contiguous(), rstd_of(var, over, eps).expand(x.size(1)).contiguous()
-    scale = rstd if weight is None else rstd * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    return scale, shift, mean, rstd
+class Columns(NamedTuple):
+    """A norm by columns: z = x * scale + shift. All None without one."""
+
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    mean: Tensor | None = None
+    rstd: Tensor | None = None
 
 
-def column_gradient(
-    dout: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
-    over: int, eps: float, act: int, slope: float, p: float, seed: int,
-) -> tuple[tuple[Tensor | None, ...], Tensor | None, Tensor | None, Tensor, Tensor]:  # fmt: skip
+def own_statistics(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance of x; those of rows are to be filled by the kernel that reads the rows."""
+    if over in (Over.COLUMNS, Over.ALL):
+        return moments(x, over)
+    count = x.size(0) if over == Over.ROWS else 0
+    return x.new_empty(count), x.new_empty(count)
+
+
+def column_affine(x: Tensor, e: Epilogue) -> Columns:
+    """The norm of an epilogue with the statistics in use; none where they are those of rows."""
+    if e.over in (Over.NOTHING, Over.ROWS) or e.mean is None or e.var is None:
+        return Columns()
+    mean, rstd = e.mean.expand(x.size(1)).contiguous(), rstd_of(e.var, e.over, e.eps).expand(x.size(1)).contiguous()
+    scale = rstd if e.weight is None else rstd * e.weight
+    shift = -mean * scale if e.bias is None else e.bias - mean * scale
+    return Columns(scale, shift, mean, rstd)
+
+
+class ColumnGradient(NamedTuple):
     """The first pass of backward: what dx is made with, column by column, and the gradients of weight and bias."""
+
+    columns: Columns
+    by_x: Tensor | None
+    constant: Tensor | None
+    dweight: Tensor
+    dbias: Tensor
+
+
+def column_gradient(dout: Tensor, x: Tensor, e: Epilogue) -> ColumnGradient:
     dweight, dbias = x.new_zeros(x.size(1)), x.new_zeros(x.size(1))
-    columns = column_affine(x, weight, bias, mean, var, over, eps)
-    scale, _, _, rstd = columns
-    if over != Over.NOTHING:
-        scratch = row_sums_scratch(*x.shape)
-        where, tail = [at(t) for t in columns], (act, slope, p, seed & MASK64)
-        sums = (at(scratch), at(dbias), at(dweight))
-        library.affine_sums(at(dout), at(x), *where, *tail, *sums, *x.shape, num_threads())
-    return columns, *correction(x.size(0), weight, var, scale, rstd, over, eps, dweight, dbias), dweight, dbias
+    columns = column_affine(x, e)
+    if e.over == Over.NOTHING or e.var is None:
+        return ColumnGradient(columns, None, None, dweight, dbias)
+    scratch = row_sums_scratch(*x.shape)
+    where, sums = [at(t) for t in columns], (at(scratch), at(dbias), at(dweight))
+    library.affine_sums(at(dout), at(x), *where, *pointwise(e), *sums, *x.shape, num_threads())
+    extra = correction(x.size(0), e.weight, e.var, columns.scale, columns.rstd, e.over, e.eps, dweight, dbias)
+    return ColumnGradient(columns, *extra, dweight, dbias)
+
+
+def pointwise(e: Epilogue) -> tuple[int, float, float, int]:
+    """Activation and dropout as kernels take them."""
+    return e.act, e.slope, e.p, e.seed & MASK64
 
 
 def correction(

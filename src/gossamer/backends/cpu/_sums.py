@@ -10,16 +10,16 @@ from torch import Tensor
 from ... import memory
 from ...native import num_threads
 from ...ops._sum_checks import heads_of
+from ...ops.csr import Sparse
 from ._arguments import as_float, at, stepped
 
 
 def sum_rows(
-    kernel: Callable[..., None], rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None,
-    dst_scale: Tensor | None, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None,
+    kernel: Callable[..., None], a: Sparse, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None,
     diagonal: Tensor | None = None, rows: Tensor | None = None, own_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    rowptr, col, x, num_dst = rowptr.contiguous(), col.contiguous(), x.contiguous(), rowptr.numel() - 1
-    value, src_scale, dst_scale, bias, rows = (as_float(t) for t in (value, src_scale, dst_scale, bias, rows))
+    rowptr, col, x, num_dst = a.rowptr.contiguous(), a.col.contiguous(), x.contiguous(), a.num_dst
+    value, src_scale, dst_scale, bias, rows = (as_float(t) for t in (a.value, a.src_scale, a.dst_scale, bias, rows))
     diagonal, step = stepped(diagonal)
     out = memory.empty([num_dst, x.size(1)], dtype)
     kernel(

@@ -6,13 +6,14 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.attention import edge_sums, gat_attention_backward, gat_attention_op
 from ._arguments import F32, at, contiguous
 
 
 def _edge_sums(rowptr: Tensor, perm: Tensor | None, values: Tensor) -> Tensor:
     if values.dtype != F32:
-        return OPS["edge_sums"].reference(rowptr, perm, values)
+        return edge_sums.reference(rowptr, perm, values)
     rowptr, values = rowptr.contiguous(), values.contiguous()
     perm = None if perm is None else perm.contiguous()
     rows, heads = rowptr.numel() - 1, values.size(1)
@@ -26,7 +27,7 @@ def _gat_attention(
     t_rowptr: Tensor | None, t_perm: Tensor | None,
 ) -> Tensor:  # fmt: skip
     if a_src.dtype != F32:
-        return OPS["gat_attention"].reference(rowptr, col, a_src, a_dst, a_edge, slope, t_rowptr, t_perm)
+        return gat_attention_op.reference(rowptr, col, a_src, a_dst, a_edge, slope, t_rowptr, t_perm)
     rowptr, col, terms = rowptr.contiguous(), col.contiguous(), contiguous(a_src, a_dst, a_edge)
     heads, rows = a_src.size(1), rowptr.numel() - 1
     out = memory.empty([col.numel(), heads], F32)
@@ -40,7 +41,7 @@ def _gat_attention_backward(
     p: Tensor, dp: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     if a_src.dtype != F32:
-        return OPS["gat_attention_backward"].reference(rowptr, col, a_src, a_dst, a_edge, slope, p, dp)
+        return gat_attention_backward.reference(rowptr, col, a_src, a_dst, a_edge, slope, p, dp)
     rowptr, col, terms = rowptr.contiguous(), col.contiguous(), contiguous(a_src, a_dst, a_edge)
     p, dp, heads, rows = p.contiguous(), dp.contiguous(), a_src.size(1), rowptr.numel() - 1
     ds, da_dst = memory.empty(p.shape, F32), memory.empty([rows, heads], F32)
@@ -52,6 +53,6 @@ def _gat_attention_backward(
     return ds, da_dst
 
 
-implement(OPS["edge_sums"], "cpu", _edge_sums)
-implement(OPS["gat_attention"], "cpu", _gat_attention)
-implement(OPS["gat_attention_backward"], "cpu", _gat_attention_backward)
+implement(edge_sums, "cpu", _edge_sums)
+implement(gat_attention_op, "cpu", _gat_attention)
+implement(gat_attention_backward, "cpu", _gat_attention_backward)

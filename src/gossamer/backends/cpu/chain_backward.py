@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.chain_backward import SavedEpilogueGradient, chain_backward
+from ...ops.kept_chain import SavedEpilogue
 from ...ops.norm_act import Over, rstd_of
 from ._arguments import at, contiguous, enough, row_sums_scratch
 from ._kept_chain import contiguous_kept, native_chain
 from ._norm import correction
 
 
-def _chain_backward(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    k, (weight, var, over, eps) = contiguous_kept(args), args[15:]
-    dout, (weight, var) = dout.contiguous(), contiguous(weight, var)
+def _chain_backward(
+    dx: Tensor, dout: Tensor, k: SavedEpilogue, weight: Tensor | None, var: Tensor | None, over: int, eps: float
+) -> SavedEpilogueGradient:
+    k = contiguous_kept(k)
+    dout, weight, var = contiguous(dout, weight, var)
     dweight, dbias = dout.new_zeros(k.columns), dout.new_zeros(k.columns)
     kept, ends = native_chain(k), (k.rows, k.columns, num_threads())
     scratch, sums = row_sums_scratch(k.rows, k.columns, pairs=2), dout.new_empty(0)
@@ -24,7 +26,7 @@ def _chain_backward(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tenso
         rstd = rstd_of(var, over, eps).contiguous()
         given = (at(dout), kept, at(weight), at(rstd), at(scratch))
         enough(library.chain_row_backward(*given, at(dx), at(dweight), at(dbias), *ends))
-        return dweight, dbias, sums
+        return SavedEpilogueGradient(dweight, dbias, sums)
     scale = by_hat = constant = None
     if over != Over.NOTHING and var is not None:
         hats = dout.new_zeros(k.columns)
@@ -38,7 +40,7 @@ def _chain_backward(dx: Tensor, dout: Tensor, *args: Any) -> tuple[Tensor, Tenso
             sums = by_hat * hats if over == Over.COLUMNS else sums + by_hat * hats + k.rows * constant
     extra = (at(scale), at(by_hat), at(constant))
     enough(library.chain_backward(at(dout), kept, *extra, at(dx), *ends))
-    return dweight, dbias, sums
+    return SavedEpilogueGradient(dweight, dbias, sums)
 
 
-implement(OPS["chain_backward"], "cpu", _chain_backward)
+implement(chain_backward, "cpu", _chain_backward)

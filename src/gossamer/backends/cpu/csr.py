@@ -8,7 +8,8 @@ from torch import Tensor
 from ... import memory
 from ...native import library, num_threads
 from ...ops import _checks
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.csr import coo_to_csr, transpose_csr
 from ._arguments import at
 
 
@@ -51,5 +52,5 @@ def _transpose_csr(rowptr: Tensor, col: Tensor, num_src: int) -> tuple[Tensor, T
     return t_rowptr, t_col, t_perm
 
 
-implement(OPS["coo_to_csr"], "cpu", _coo_to_csr)
-implement(OPS["transpose_csr"], "cpu", _transpose_csr)
+implement(coo_to_csr, "cpu", _coo_to_csr)
+implement(transpose_csr, "cpu", _transpose_csr)

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, Op, implement
+from ...ops._library import Op, implement
+from ...ops.dropout import dropout_mask, dropout_op, masked_scale, relu_dropout_op
 from ._arguments import F32, MASK64, at
 
 
 def _dropout(x: Tensor, p: float, seed: int) -> Tensor:
     if x.dtype != F32:
-        return OPS["dropout"].reference(x, p, seed)
+        return dropout_op.reference(x, p, seed)
     x, out = x.contiguous(), memory.empty(x.shape, F32)
     library.dropout(at(x), at(out), 0, x.numel(), p, seed & MASK64, num_threads())
     return out
@@ -33,13 +34,13 @@ def _dropout_with_mask(op: Op, kernel: Callable[..., None], x: Tensor, p: float,
 
 def _masked_scale(x: Tensor, mask: Tensor, p: float) -> Tensor:
     if x.dtype != F32:
-        return OPS["masked_scale"].reference(x, mask, p)
+        return masked_scale.reference(x, mask, p)
     x, mask, out = x.contiguous(), mask.contiguous(), memory.empty(x.shape, F32)
     library.masked_scale(at(x), at(mask), at(out), x.numel(), p, num_threads())
     return out
 
 
-implement(OPS["dropout"], "cpu", _dropout)
-implement(OPS["relu_dropout"], "cpu", partial(_dropout_with_mask, OPS["relu_dropout"], library.relu_dropout))
-implement(OPS["dropout_mask"], "cpu", partial(_dropout_with_mask, OPS["dropout_mask"], library.dropout))
-implement(OPS["masked_scale"], "cpu", _masked_scale)
+implement(dropout_op, "cpu", _dropout)
+implement(relu_dropout_op, "cpu", partial(_dropout_with_mask, relu_dropout_op, library.relu_dropout))
+implement(dropout_mask, "cpu", partial(_dropout_with_mask, dropout_mask, library.dropout))
+implement(masked_scale, "cpu", _masked_scale)

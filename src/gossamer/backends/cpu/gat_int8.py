@@ -6,23 +6,22 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.gat_int8 import HeadRows, gat_backward_int8, gat_dots_int8, gat_sum_int8, int8_linear_heads
+from ...ops.quantize_rows import QRows
 from ._arguments import F32, MASK64, as_float, at, contiguous, enough, noise
-from ._int8_rows import empty_rows
-
-Result = tuple[Tensor, Tensor, Tensor]
+from ._int8_rows import contiguous_rows, empty_rows
 
 
-def _int8_linear_heads(
-    x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, att: Tensor, heads: int, seed: int | None
-) -> Result:
-    x, x_scale, w, w_scale, att = contiguous(x, x_scale, w, w_scale, att)
-    codes, scale = empty_rows(x.size(0), w.size(0))
-    terms = memory.empty([att.size(0), x.size(0), heads], F32)
-    given = (at(x), at(x_scale), at(w), at(w_scale), 0, 0, 0, at(codes), at(scale), 0, *noise(seed))
-    ends = (at(att), at(terms), att.size(0), heads, *x.shape, w.size(0), num_threads())
-    enough(library.int8_linear(*given, *ends))
-    return codes, scale, terms
+def _int8_linear_heads(x: QRows, w: QRows, att: Tensor, heads: int, seed: int | None) -> HeadRows:
+    x, w, att = contiguous_rows(x), contiguous_rows(w), att.contiguous()
+    (rows, columns), outputs = x.codes.shape, w.codes.size(0)
+    out, terms = empty_rows(rows, outputs), memory.empty([att.size(0), rows, heads], F32)
+    operands = (at(x.codes), at(x.scale), at(w.codes), at(w.scale), 0, 0, 0)
+    to = (at(out.codes), at(out.scale), 0, *noise(seed))
+    ends = (at(att), at(terms), att.size(0), heads, rows, columns, outputs, num_threads())
+    enough(library.int8_linear(*operands, *to, *ends))
+    return HeadRows(*out, terms)
 
 
 def _gat_sum_int8(
@@ -73,7 +72,7 @@ def _gat_backward_int8(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     if h.numel() == 0:  # dh has no address, by which the kernel would know what is wanted
         own = (t_rowptr, t_col, t_perm, a_src, a_dst, a_edge, slope, drop, seed, log_sums, dots)
-        return OPS["gat_backward_int8"].reference(*own, g, g_scale, h, h_scale, rows, factor, seed_of_noise)
+        return gat_backward_int8.reference(*own, g, g_scale, h, h_scale, rows, factor, seed_of_noise)
     t_rowptr, t_col, t_perm, a_src, a_dst, a_edge = contiguous(t_rowptr, t_col, t_perm, a_src, a_dst, a_edge)
     log_sums, dots, g, g_scale, h, h_scale, factor = contiguous(log_sums, dots, g, g_scale, h, h_scale, factor)
     (nodes, columns), heads = h.shape, a_src.size(1)
@@ -88,7 +87,7 @@ def _gat_backward_int8(
     return dh, scale, da_src, ds
 
 
-implement(OPS["int8_linear_heads"], "cpu", _int8_linear_heads)
-implement(OPS["gat_sum_int8"], "cpu", _gat_sum_int8)
-implement(OPS["gat_dots_int8"], "cpu", _gat_dots_int8)
-implement(OPS["gat_backward_int8"], "cpu", _gat_backward_int8)
+implement(int8_linear_heads, "cpu", _int8_linear_heads)
+implement(gat_sum_int8, "cpu", _gat_sum_int8)
+implement(gat_dots_int8, "cpu", _gat_dots_int8)
+implement(gat_backward_int8, "cpu", _gat_backward_int8)

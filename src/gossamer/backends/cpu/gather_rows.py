@@ -7,14 +7,15 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from ._arguments import F32, at
 
 
 def _gather_rows(x: Tensor, ids: Tensor) -> Tensor:
     x, ids = x.contiguous(), ids.contiguous()
     if x.dtype not in memory.POOLED_DTYPES:
-        return OPS["gather_rows"].reference(x, ids)
+        return gather_rows.reference(x, ids)
     out = memory.empty([ids.numel(), *x.shape[1:]], x.dtype)
     row_bytes = x.element_size() * x[:1].numel()
     library.gather_rows(at(x), at(ids), at(out), ids.numel(), row_bytes, num_threads())
@@ -38,6 +39,6 @@ def _gather_packed_rows(codes: Tensor, zero: Tensor, spread: Tensor, ids: Tensor
     return out
 
 
-implement(OPS["gather_rows"], "cpu", _gather_rows)
-implement(OPS["gather_rows_int8"], "cpu", _gather_rows_int8)
-implement(OPS["gather_packed_rows"], "cpu", _gather_packed_rows)
+implement(gather_rows, "cpu", _gather_rows)
+implement(gather_rows_int8, "cpu", _gather_rows_int8)
+implement(gather_packed_rows, "cpu", _gather_packed_rows)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.gatv2 import gatv2_backward, gatv2_logits_op
 from ._arguments import F32, at, row_sums_scratch
 
 
@@ -15,7 +16,7 @@ def _gatv2_logits(
     rowptr: Tensor, col: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, *transposed: Tensor | None
 ) -> Tensor:
     if x_src.dtype != F32:
-        return OPS["gatv2_logits"].reference(rowptr, col, x_src, x_dst, att, slope, *transposed)
+        return gatv2_logits_op.reference(rowptr, col, x_src, x_dst, att, slope, *transposed)
     rowptr, col = rowptr.contiguous(), col.contiguous()
     x_src, x_dst, att = x_src.contiguous(), x_dst.contiguous(), att.contiguous()
     out = memory.empty([col.numel(), att.size(0)], F32)
@@ -31,7 +32,7 @@ def _gatv2_backward(
     t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, dlogits: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if x_src.dtype != F32 or x_src.size(1) == 0:  # without columns there is no memory to point a kernel to
-        return OPS["gatv2_backward"].reference(rowptr, col, x_src, x_dst, att, slope, t_rowptr, t_col, t_perm, dlogits)
+        return gatv2_backward.reference(rowptr, col, x_src, x_dst, att, slope, t_rowptr, t_col, t_perm, dlogits)
     x_src, x_dst, att, dlogits = x_src.contiguous(), x_dst.contiguous(), att.contiguous(), dlogits.contiguous()
     dx_src, dx_dst, datt = memory.empty(x_src.shape, F32), memory.empty(x_dst.shape, F32), torch.zeros_like(att)
     scratch, ends = row_sums_scratch(*x_dst.shape), (x_src.size(1), att.size(0), num_threads())
@@ -45,5 +46,5 @@ def _gatv2_backward(
     return dx_src, dx_dst, datt
 
 
-implement(OPS["gatv2_logits"], "cpu", _gatv2_logits)
-implement(OPS["gatv2_backward"], "cpu", _gatv2_backward)
+implement(gatv2_logits_op, "cpu", _gatv2_logits)
+implement(gatv2_backward, "cpu", _gatv2_backward)

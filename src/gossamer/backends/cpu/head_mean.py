@@ -6,7 +6,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.head_mean import head_mean_backward, head_mean_spmm_op
 from ._arguments import F32, at, contiguous
 
 
@@ -14,7 +15,7 @@ def _head_mean_spmm(
     rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, bias: Tensor | None, *transposed: Tensor | None
 ) -> Tensor:
     if x.dtype != F32:
-        return OPS["head_mean_spmm"].reference(rowptr, col, value, x, bias, *transposed)
+        return head_mean_spmm_op.reference(rowptr, col, value, x, bias, *transposed)
     rowptr, col, value, x, bias = contiguous(rowptr, col, value, x, bias)
     rows, heads = rowptr.numel() - 1, value.size(1)
     out = memory.empty([rows, x.size(1) // heads], F32)
@@ -28,7 +29,7 @@ def _head_mean_backward(
     rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool
 ) -> tuple[Tensor, Tensor]:
     if dout.dtype != F32 or dout.size(1) == 0:  # without columns there is no dot product to write
-        return OPS["head_mean_backward"].reference(rowptr, col, perm, value, x, dout, needs_dx)
+        return head_mean_backward.reference(rowptr, col, perm, value, x, dout, needs_dx)
     rowptr, col, perm, value, x, dout = contiguous(rowptr, col, perm, value, x, dout)
     num_src, (heads, width) = rowptr.numel() - 1, (value.size(1), dout.size(1))
     dx = memory.empty([num_src, heads * width], F32) if needs_dx else None
@@ -40,5 +41,5 @@ def _head_mean_backward(
     return dout.new_empty(0) if dx is None else dx, dout.new_empty(0) if dvalue is None else dvalue
 
 
-implement(OPS["head_mean_spmm"], "cpu", _head_mean_spmm)
-implement(OPS["head_mean_backward"], "cpu", _head_mean_backward)
+implement(head_mean_spmm_op, "cpu", _head_mean_spmm)
+implement(head_mean_backward, "cpu", _head_mean_backward)

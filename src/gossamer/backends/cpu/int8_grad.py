@@ -6,15 +6,19 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
-from ._arguments import F32, MASK64, at, contiguous, enough
+from ...ops._library import implement
+from ...ops.int8_grad import int8_grad, int8_grad_exact
+from ...ops.quantize_rows import QRows
+from ._arguments import F32, MASK64, at, enough
+from ._int8_rows import contiguous_rows
 
 
-def _int8_grad(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, seed: int) -> Tensor:
+def _int8_grad(g: Tensor, g_scale: Tensor | None, x: QRows, seed: int) -> Tensor:
+    codes, scale = contiguous_rows(x)
     (rows, columns), outs = codes.shape, g.size(1)
     if min(rows, columns, outs) == 0:
         return scale.new_zeros(outs, columns)
-    g, codes = g.contiguous(), codes.contiguous()
+    g = g.contiguous()
     by_row = (scale if g_scale is None else scale * g_scale).contiguous()
     partial = memory.empty([library.grad_slabs(rows, outs, columns), outs, columns], F32)
     dw = memory.empty([outs, columns], F32)
@@ -24,11 +28,12 @@ def _int8_grad(g: Tensor, g_scale: Tensor | None, codes: Tensor, scale: Tensor, 
     return dw
 
 
-def _int8_grad_exact(g: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+def _int8_grad_exact(g: Tensor, x: QRows) -> Tensor:
+    codes, scale = contiguous_rows(x)
     (rows, columns), outs = codes.shape, g.size(1)
     if min(rows, columns, outs) == 0:
         return scale.new_zeros(outs, columns)
-    g, codes, scale = contiguous(g, codes, scale)
+    g = g.contiguous()
     partial = memory.empty([library.grad_slabs(rows, outs, columns), outs, columns], F32)
     dw = memory.empty([outs, columns], F32)
     given = (at(g), at(codes), at(scale), at(partial), at(dw))
@@ -36,5 +41,5 @@ def _int8_grad_exact(g: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     return dw
 
 
-implement(OPS["int8_grad"], "cpu", _int8_grad)
-implement(OPS["int8_grad_exact"], "cpu", _int8_grad_exact)
+implement(int8_grad, "cpu", _int8_grad)
+implement(int8_grad_exact, "cpu", _int8_grad_exact)

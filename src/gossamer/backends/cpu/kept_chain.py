@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.kept_chain import SavedEpilogue, kept_products
 from ._arguments import at, contiguous, enough
 from ._kept_chain import contiguous_kept, native_chain
 from ._weight_grads import WeightGrads
 
 
-def _kept_products(douts: list[Tensor], *args: Any) -> list[Tensor]:
-    k, (weight, bias, result) = contiguous_kept(args), args[15:]
+def _kept_products(
+    douts: list[Tensor], k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool
+) -> list[Tensor]:
+    k = contiguous_kept(k)
     if k.rows * k.columns == 0 or not douts:
         return [dout.new_zeros(dout.size(1), k.columns) for dout in douts]
     wanted, (weight, bias) = WeightGrads(douts, k.rows, k.columns), contiguous(weight, bias)
@@ -23,4 +24,4 @@ def _kept_products(douts: list[Tensor], *args: Any) -> list[Tensor]:
     return wanted.dws
 
 
-implement(OPS["kept_products"], "cpu", _kept_products)
+implement(kept_products, "cpu", _kept_products)

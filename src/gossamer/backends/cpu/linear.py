@@ -7,13 +7,14 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.linear import column_sums, linear_op
 from ._arguments import F32, at, row_sums_scratch
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None) -> Tensor:
     if x.dtype != F32:
-        return OPS["linear"].reference(x, weight, bias, rows)
+        return linear_op.reference(x, weight, bias, rows)
     out = memory.empty([x.size(0), weight.size(0)], F32)
     if rows is None:
         return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
@@ -26,11 +27,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None)
 
 def _column_sums(x: Tensor) -> Tensor:
     if x.dtype != F32:
-        return OPS["column_sums"].reference(x)
+        return column_sums.reference(x)
     x, sums, scratch = x.contiguous(), x.new_empty(x.size(1)), row_sums_scratch(*x.shape)
     library.column_sums(at(x), at(scratch), at(sums), *x.shape, num_threads())
     return sums
 
 
-implement(OPS["linear"], "cpu", _linear)
-implement(OPS["column_sums"], "cpu", _column_sums)
+implement(linear_op, "cpu", _linear)
+implement(column_sums, "cpu", _column_sums)

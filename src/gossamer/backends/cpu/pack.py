@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
-from ...ops.pack import num_blocks, num_bytes
+from ...ops._library import implement
+from ...ops.pack import num_blocks, num_bytes, pack_op
 from ._arguments import F32, at, contiguous, noise
 
 
@@ -36,4 +36,4 @@ def _pack(
     return codes, zero, spread
 
 
-implement(OPS["pack"], "cpu", _pack)
+implement(pack_op, "cpu", _pack)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.pack_fixed import pack_fixed_op, unpack_fixed
 from ._arguments import F32, at, noise
 
 
@@ -24,5 +25,5 @@ def _unpack_fixed(codes: Tensor, numel: int, bits: int, low: float, high: float)
     return out
 
 
-implement(OPS["pack_fixed"], "cpu", _pack_fixed)
-implement(OPS["unpack_fixed"], "cpu", _unpack_fixed)
+implement(pack_fixed_op, "cpu", _pack_fixed)
+implement(unpack_fixed, "cpu", _unpack_fixed)

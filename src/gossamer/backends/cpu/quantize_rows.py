@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.quantize_rows import dequantize_rows, quantize_rows_op
 from ._arguments import F32, at, noise
 
 
@@ -25,5 +26,5 @@ def _dequantize_rows(codes: Tensor, scale: Tensor) -> Tensor:
     return out
 
 
-implement(OPS["quantize_rows"], "cpu", _quantize_rows)
-implement(OPS["dequantize_rows"], "cpu", _dequantize_rows)
+implement(quantize_rows_op, "cpu", _quantize_rows)
+implement(dequantize_rows, "cpu", _dequantize_rows)

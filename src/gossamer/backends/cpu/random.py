@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.random import random_bits_op
 from ._arguments import MASK64, at
 
 
@@ -17,4 +18,4 @@ def _random_bits(seed: int, offset: int, numel: int, like: Tensor) -> Tensor:
     return out
 
 
-implement(OPS["random_bits"], "cpu", _random_bits)
+implement(random_bits_op, "cpu", _random_bits)

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.sddmm_int8 import sddmm_int8
 from ._arguments import F32, at, contiguous
 
 
@@ -20,4 +21,4 @@ def _sddmm_int8(
     return out
 
 
-implement(OPS["sddmm_int8"], "cpu", _sddmm_int8)
+implement(sddmm_int8, "cpu", _sddmm_int8)

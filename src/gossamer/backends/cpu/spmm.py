@@ -6,19 +6,20 @@ import torch
 from torch import Tensor
 
 from ...native import library
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.csr import Sparse
+from ...ops.spmm import spmm_op
 from ._arguments import F32
 from ._sums import sum_rows
 
 
 def _spmm(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None, x: Tensor,
-    bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, *transposed: Tensor | None,
-) -> Tensor:  # fmt: skip
+    a: Sparse, x: Tensor, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, *transposed: Tensor | None
+) -> Tensor:
     kernel = {F32: library.spmm_f32, torch.bfloat16: library.spmm_bf16}.get(x.dtype)
     if kernel is None:
-        return OPS["spmm"].reference(rowptr, col, value, src_scale, dst_scale, x, bias, diagonal, rows, *transposed)
-    return sum_rows(kernel, rowptr, col, value, src_scale, dst_scale, x, x.dtype, bias, diagonal, rows)
+        return spmm_op.reference(a, x, bias, diagonal, rows, *transposed)
+    return sum_rows(kernel, a, x, x.dtype, bias, diagonal, rows)
 
 
-implement(OPS["spmm"], "cpu", _spmm)
+implement(spmm_op, "cpu", _spmm)

@@ -5,22 +5,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...native import library
-from ...ops._library import OPS, implement
-from ...ops.spmm_int8 import of_sources
+from ...ops._library import implement
+from ...ops.csr import Sparse
+from ...ops.quantize_rows import QRows
+from ...ops.spmm_int8 import of_codes, spmm_int8_op
 from ._arguments import F32
+from ._int8_rows import contiguous_rows
 from ._sums import sum_rows
 
 
 def _spmm_int8(
-    rowptr: Tensor, col: Tensor, value: Tensor | None, scale: Tensor, dst_scale: Tensor | None, codes: Tensor,
-    src_scale: Tensor | None = None, bias: Tensor | None = None, diagonal: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    scale = scale.contiguous()
-    sources = of_sources(scale, src_scale)
-    return sum_rows(
-        library.spmm_int8, rowptr, col, value, sources, dst_scale, codes, F32, bias, diagonal, rows, scale
-    )  # fmt: skip
+    a: Sparse, x: QRows, bias: Tensor | None = None, diagonal: Tensor | None = None, rows: Tensor | None = None
+) -> Tensor:
+    x = contiguous_rows(x)
+    return sum_rows(library.spmm_int8, of_codes(a, x), x.codes, F32, bias, diagonal, rows, x.scale)
 
 
-implement(OPS["spmm_int8"], "cpu", _spmm_int8)
+implement(spmm_int8_op, "cpu", _spmm_int8)

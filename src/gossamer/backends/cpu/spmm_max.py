@@ -6,14 +6,14 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
-from ...ops.spmm_max import NOT_A_WINNER, winner_dtype
+from ...ops._library import implement
+from ...ops.spmm_max import NOT_A_WINNER, spmm_max_backward, spmm_max_op, winner_dtype
 from ._arguments import F32, as_float, at
 
 
 def _spmm_max(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, max_degree: int) -> tuple[Tensor, Tensor]:
     if x.dtype != F32:
-        return OPS["spmm_max"].reference(rowptr, col, value, x, max_degree)
+        return spmm_max_op.reference(rowptr, col, value, x, max_degree)
     rowptr, col, value, x = rowptr.contiguous(), col.contiguous(), as_float(value), x.contiguous()
     shape = [rowptr.numel() - 1, x.size(1)]
     out, winner = memory.empty(shape, F32), memory.empty(shape, winner_dtype(max_degree))
@@ -28,7 +28,7 @@ def _spmm_max_backward(
     rowptr: Tensor, col: Tensor, value: Tensor | None, winner: Tensor, dout: Tensor, num_src: int
 ) -> Tensor:
     if dout.dtype != F32:
-        return OPS["spmm_max_backward"].reference(rowptr, col, value, winner, dout, num_src)
+        return spmm_max_backward.reference(rowptr, col, value, winner, dout, num_src)
     rowptr, col, value = rowptr.contiguous(), col.contiguous(), as_float(value)
     winner, dout = winner.contiguous(), dout.contiguous()
     dx = memory.empty([num_src, dout.size(1)], F32).zero_()
@@ -41,5 +41,5 @@ def _spmm_max_backward(
     return dx
 
 
-implement(OPS["spmm_max"], "cpu", _spmm_max)
-implement(OPS["spmm_max_backward"], "cpu", _spmm_max_backward)
+implement(spmm_max_op, "cpu", _spmm_max)
+implement(spmm_max_backward, "cpu", _spmm_max_backward)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops._library import OPS, implement
+from ...ops._library import implement
+from ...ops.unpack import unpack_op
 from ._arguments import F32, at, contiguous
 
 
@@ -32,4 +33,4 @@ def _unpack(
     return out
 
 
-implement(OPS["unpack"], "cpu", _unpack)
+implement(unpack_op, "cpu", _unpack)

@@ -16,17 +16,16 @@ from torch import Tensor
 
 from ...aggregate import Adjacency
 from ...ops.int8_linear import MAX_COLUMNS
-from ...ops.norm_act import Settings
+from ...ops.norm_act import Epilogue
 from .. import rules
 from ..attention import Attention, Drop, Gat, Projected
 from ..engine import Engine
-from ..epilogue import Deferred, Epilogue
+from ..epilogue import Deferred, EpilogueSpec
 from ..float32 import Float32
 from ..gradient import answers, request_of
 from ..published import Published
 from ..saved.engine import Saved
-from ..saved.epilogue import Norm
-from ..saved.policy import layout_of
+from ..saved.policy import packing_of
 from ..settings import Int8
 from .entry import Entry
 from .gat import Setting, gat_sum
@@ -61,12 +60,12 @@ class Int8Engine(Engine):
     def _entry(self, x: Tensor) -> Entry:
         """How rows of x come in: saved in few bits if the engine beneath has bits for them."""
         saving = self.beneath.saving if isinstance(self.beneath, Saved) and rules.saves_little(x) else None
-        if saving is not None and layout_of(saving.rows, x.size(1), x.device) is None:
+        if saving is not None and packing_of(saving.rows, x.size(1), x.device) is None:
             saving = None
         return Entry(self.setting, None, saving, None, self._watching())
 
-    def _entry_of(self, x: Deferred, settings: Settings) -> Entry:
-        return Entry(self.setting, settings, x.saving, x.asked, self._watching())
+    def _entry_of(self, x: Deferred, epilogue: Epilogue) -> Entry:
+        return Entry(self.setting, epilogue, x.saving, x.asked, self._watching())
 
     def _in_int8(self, *lins: Any) -> bool:
         return all(rules.is_plain(lin) and isinstance(self.of(lin), Int8Engine) for lin in lins)
@@ -81,9 +80,7 @@ class Int8Engine(Engine):
     def products_of(
         self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
     ) -> tuple[Tensor, ...] | None:
-        return x.quantise(
-            lambda given, norm, settings: products(given, weights, biases, self._entry_of(x, settings), norm)
-        )
+        return x.quantise(lambda given, epilogue: products(given, weights, biases, self._entry_of(x, epilogue)))
 
     def aggregate(
         self, adjacency: Adjacency, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None
@@ -120,8 +117,8 @@ class Int8Engine(Engine):
             return self.beneath.convolve_deferred(x, adjacency, lin, bias, root)
         weights, biases = [each.weight for each in lins], [bias, *(each.bias for each in lins[1:])]
 
-        def consume(given: Tensor, norm: Norm, settings: Settings) -> tuple[Tensor, ...]:
-            return convolve(given, adjacency, weights, biases, "multiply", self._entry_of(x, settings), norm)
+        def consume(given: Tensor, epilogue: Epilogue) -> tuple[Tensor, ...]:
+            return convolve(given, adjacency, weights, biases, "multiply", self._entry_of(x, epilogue))
 
         return x.quantise(consume)[0]
 
@@ -144,9 +141,9 @@ class Int8Engine(Engine):
             and self._sums(x, shows_weights)
         )
 
-    def _projected(self, x: Tensor, a: Attention, entry: Entry, *norm: Norm) -> tuple[Tensor, ...]:
+    def _projected(self, x: Tensor, a: Attention, entry: Entry) -> tuple[Tensor, ...]:
         att = torch.cat(list(a.atts)).flatten(1)
-        return project(x, a.lins[0].weight, att, a.heads, entry, *norm)
+        return project(x, a.lins[0].weight, att, a.heads, entry)
 
     def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
         if x_dst is x and self._projects(x, a, shows_weights):
@@ -160,7 +157,7 @@ class Int8Engine(Engine):
 
     def project_deferred(self, x: Deferred, a: Attention) -> Projected | None:
         if self._projects(x.x, a):
-            h, terms = x.quantise(lambda given, norm, s: self._projected(given, a, self._entry_of(x, s), norm))
+            h, terms = x.quantise(lambda given, drawn: self._projected(given, a, self._entry_of(x, drawn)))
             return Projected(h, h, tuple(terms))
         lins = [*a.lins, *([] if a.res is None else [a.res])]
         if self._in_int8(*lins) and rules.fits_int8(x.x):
@@ -195,10 +192,10 @@ class Int8Engine(Engine):
         """From few elements on: torch's norms depend on the number of threads."""
         return rules.is_dense(x, rules.least.int8) or self.beneath.takes(x)
 
-    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+    def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         return self.beneath.run(x, epilogue)
 
-    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+    def defer(self, x: Tensor, epilogue: EpilogueSpec) -> Deferred | None:
         deferred = self.beneath.defer(x, epilogue)
         if deferred is not None:
             return deferred

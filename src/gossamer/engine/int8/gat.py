@@ -36,7 +36,8 @@ from torch import Tensor
 from ... import ops
 from ...aggregate import Edges
 from ...graph import Graph
-from ...ops.attention import edge_sums_op
+from ...ops.attention import edge_sums
+from ...ops.csr import Sparse
 from ...ops.quantize_rows import QRows
 from ...ops.spmm_int8 import spmm_int8_op
 from ...state.location import layer_here
@@ -96,7 +97,7 @@ def rows_of(h: Tensor, setting: Setting) -> QRows:
 
 
 def weighted_sum(graph: Graph, p: Tensor, h: QRows, bias: Tensor | None, setting: Setting) -> Tensor:
-    return spmm_int8_op(graph.rowptr, graph.col, setting.dropped(p), h.scale, None, h.codes, None, bias)
+    return spmm_int8_op(Sparse(graph.rowptr, graph.col, setting.dropped(p)), h, bias)
 
 
 def prepare(ctx: Any, rows: QRows, setting: Setting, needs: bool) -> Request:
@@ -124,7 +125,7 @@ def receive(ctx: Any, dout: Tensor, needs_bias: bool) -> Received:
         received = Received(answer.rows[PLAIN], answer.sums, answer.dots)
     else:
         dout = whole(dout)
-        rows = QRows(*ops.quantize_times(dout, None, ctx.noise)) if ctx.needs_rows else None
+        rows = ops.quantize_times(dout, None, ctx.noise) if ctx.needs_rows else None
         received = Received(rows, ops.column_sums(dout) if needs_bias else None, None)
     if received.rows is not None:
         refuse_nan("the gradients", received.rows.scale, ctx.layer or BEFORE)
@@ -134,7 +135,7 @@ def receive(ctx: Any, dout: Tensor, needs_bias: bool) -> Received:
 def _datt(da: Tensor, h: QRows) -> Tensor:
     """The sum over the nodes of da h^, per head."""
     ends, every = spans(len(h.codes), da.device)
-    return spmm_int8_op(ends, every, da, h.scale, None, h.codes).sum(0).view(1, da.size(1), -1)
+    return spmm_int8_op(Sparse(ends, every, da), h).sum(0).view(1, da.size(1), -1)
 
 
 class _Inputs(NamedTuple):
@@ -203,7 +204,7 @@ def _gradients(ctx: Any, needs: _Inputs, received: Received) -> _Inputs:
     name, factor = (None, None) if ctx.asked is None else next(iter(ctx.asked.factors.items()))
     to = (False, None, None) if ctx.asked is None else (True, factor, ctx.asked.seeds[name])
     dh, scale, da_src, ds = ops.gat_backward_int8(*given, *to)
-    da_dst = None if saved.a_dst is None else edge_sums_op(edges.rowptr, None, ds)
+    da_dst = None if saved.a_dst is None else edge_sums(edges.rowptr, None, ds)
     da_edge = ds if needs.a_edge else None
     if ctx.asked is not None:
         dh = QGradient({name: QRows(dh, scale)}, ctx.asked.factors, ctx.asked, scale.new_empty(0), None)

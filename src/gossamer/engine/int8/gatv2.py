@@ -16,8 +16,9 @@ from torch import Tensor
 from ... import ops
 from ...aggregate import Edges
 from ...graph import Graph
-from ...ops.edge_softmax import edge_softmax_backward_op
-from ...ops.gatv2 import gatv2_backward_op
+from ...ops.csr import Sparse
+from ...ops.edge_softmax import edge_softmax_backward
+from ...ops.gatv2 import gatv2_backward
 from ...ops.quantize_rows import QRows
 from ...ops.spmm_int8 import spmm_int8_op
 from ..noise import refuse_twice
@@ -90,11 +91,11 @@ def _gradients(ctx: Any, received: Received, needs_src: bool) -> tuple[Tensor, T
     decoded = [ops.dequantize_rows(*rows) for rows in saved.rows]
     given = (edges.rowptr, edges.col, decoded[0], decoded[-1], saved.att.contiguous(), setting.slope)
     dp = setting.dropped(ops.sddmm_int8(edges.rowptr, edges.col, *g, *h, p.size(1)))
-    dlogits = edge_softmax_backward_op(edges.rowptr, p, dp)
-    dh_src, dh_dst, datt = gatv2_backward_op(*given, edges.t_rowptr, edges.t_col, edges.t_perm, dlogits)
+    dlogits = edge_softmax_backward(edges.rowptr, p, dp)
+    dh_src, dh_dst, datt = gatv2_backward(*given, edges.t_rowptr, edges.t_col, edges.t_perm, dlogits)
     if len(decoded) == 1:
         dh_src, dh_dst = dh_src.add_(dh_dst), None
     if needs_src:  # plus the sum of w_e G_i over the edges out of each node
         w = ops.gather_rows(setting.dropped(p), edges.t_perm)
-        dh_src = spmm_int8_op(edges.t_rowptr, edges.t_col, w, g.scale, None, g.codes, None, None, None, dh_src)
+        dh_src = spmm_int8_op(Sparse(edges.t_rowptr, edges.t_col, w), g, None, None, dh_src)
     return dh_src, dh_dst, datt

@@ -26,12 +26,13 @@ from torch import Tensor
 from ... import memory, ops
 from ...aggregate import Adjacency
 from ...ops.linear import bias_gradient
+from ...ops.norm_act import Epilogue
 from ...ops.quantize_rows import QRows
 from ...state.location import layer_here
 from ..gradient import QGradient, QTensor, Request, whole
 from ..noise import refuse_twice
-from ..saved.epilogue import LARGE, Norm
-from .entry import BEFORE, NO_NORM, Entry, SavedInput, enter, leave, refuse_nan
+from ..saved.epilogue import LARGE
+from .entry import BEFORE, Entry, SavedInput, enter, leave, refuse_nan
 from .qrows import Seeds, Weight, weight_rows
 
 PLAIN = "plain"
@@ -55,8 +56,8 @@ class Spec(NamedTuple):
 class _Int8(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, nweight: Tensor | None, nbias: Tensor | None, nmean: Tensor | None, nvar: Tensor | None,
-        add: Tensor | None, att: Tensor | None, spec: Spec, *params: Tensor | None,
+        ctx: Any, x: Tensor, nweight: Tensor | None, nbias: Tensor | None, add: Tensor | None, att: Tensor | None,
+        spec: Spec, *params: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         needs = _Needs.of(ctx)
         if not any(ctx.needs_input_grad):  # no backward will come
@@ -65,14 +66,15 @@ class _Int8(torch.autograd.Function):
         biases, seeds = params[1::2], Seeds(spec.entry.setting, x)
         if any(ctx.needs_input_grad) and add is None:
             spec.request.ask_for(_wanted_rows(weights, spec, needs.rows), seeds, spec.entry.watch)
-        entered = enter(x, (nweight, nbias, nmean, nvar), spec.entry, seeds)
-        is_input = spec.entry.settings is None and not x.requires_grad
+        entered = enter(x, spec.entry, seeds)
+        is_input = spec.entry.epilogue is None and not x.requires_grad
         outs, z = _run(entered.rows, spec, weights, biases, add, att, seeds, is_input)
         saved = entered.saved
-        if spec.first == "aggregate" and z is not None and len(weights) == 1 and spec.entry.settings is None:
+        if spec.first == "aggregate" and z is not None and len(weights) == 1 and spec.entry.epilogue is None:
             saved = SavedInput()  # only what was aggregated is multiplied
         ctx.request = spec.request if len(outs) == 1 or spec.heads else None
-        ctx.spec, ctx.seeds, ctx.layer = spec, seeds, layer_here() if torch.is_anomaly_enabled() else ""
+        ctx.spec = spec._replace(entry=spec.entry._replace(epilogue=None))
+        ctx.seeds, ctx.layer = seeds, layer_here() if torch.is_anomaly_enabled() else ""
         ctx.large = x.numel() >= LARGE
         tensors, ctx.saved = saved.flatten()
         ctx.counts = (len(weights), len(tensors))
@@ -91,8 +93,7 @@ class _Int8(torch.autograd.Function):
             memory.trim_heap()
         with torch.no_grad():
             douts = _gradients_of(grads, ctx)
-            has_input = entered.rows is not None or entered.kept is not None
-            x, summed = entered.operand() if has_input else None, QRows(*z) if z else None
+            x, summed = entered.operand(), QRows(*z) if z else None
             datt = None
             if spec.heads:
                 assert x is not None
@@ -102,7 +103,7 @@ class _Int8(torch.autograd.Function):
                 dweights = [dweight]
             else:
                 drows, dweights = _through(douts, x, summed, weights, spec, ctx.seeds, needs.rows)
-            dx, dnweight, dnbias = (None,) * 3 if drows is None else leave(drows, spec.entry, entered)
+            dx, dnweight, dnbias = (None,) * 3 if drows is None else leave(drows, spec.entry.asked, entered)
             sums = [dout.sums() if any(needs.biases) else None for dout in douts]
             params: list[Tensor | None] = []
             for k, dweight in enumerate(dweights):
@@ -112,7 +113,7 @@ class _Int8(torch.autograd.Function):
             spec.entry.watch.end_step()
         own_grads = (dx if needs.x else None, dnweight if needs.nweight else None, dnbias if needs.nbias else None)
         others = (grads[0] if needs.add else None, datt if needs.att else None)
-        return refuse_twice(*own_grads, None, None, *others, None, *params)
+        return refuse_twice(*own_grads, *others, None, *params)
 
 
 class _Needs(NamedTuple):
@@ -128,7 +129,7 @@ class _Needs(NamedTuple):
 
     @classmethod
     def of(cls, ctx: Any) -> _Needs:
-        x, nweight, nbias, _, _, add, att, _, *params = ctx.needs_input_grad
+        x, nweight, nbias, add, att, _, *params = ctx.needs_input_grad
         return cls(x, nweight, nbias, add, att, params[::2], params[1::2])
 
     @property
@@ -141,7 +142,7 @@ def _weight(weight: Tensor, watch: Any) -> Weight:
     made = weight_rows(weight)
     refuse_nan("the weights", made.scale)
     if watch is not None:
-        watch.see("weight", weight, QRows(made.codes, made.scale))
+        watch.see("weight", weight, made.rows)
     return made
 
 
@@ -176,34 +177,32 @@ def _run(
 
 
 def products(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], entry: Entry, norm: Norm = NO_NORM,
-    add: Tensor | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """x W_k^T + b_k for each k (the first plus `add`), then the epilogue's mean and variance."""
-    return _apply(x, norm, add, Spec(entry, "products", Request()), weights, biases)
-
-
-def project(
-    x: Tensor, weight: Tensor, att: Tensor, heads: int, entry: Entry, norm: Norm = NO_NORM
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], entry: Entry, add: Tensor | None = None
 ) -> tuple[Tensor, ...]:
+    """x W_k^T + b_k for each k (the first plus `add`), then the epilogue's mean and variance."""
+    return _apply(x, add, Spec(entry, "products", Request()), weights, biases)
+
+
+def project(x: Tensor, weight: Tensor, att: Tensor, heads: int, entry: Entry) -> tuple[Tensor, ...]:
     """x W^T as int8 rows (a QTensor), their products with att [terms, columns] by head, then mean and variance."""
-    return _apply(x, norm, None, Spec(entry, "products", Request(), heads=heads), [weight], [None], att)
+    return _apply(x, None, Spec(entry, "products", Request(), heads=heads), [weight], [None], att)
 
 
 def convolve(
     x: Tensor, adjacency: Adjacency, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
-    first: Literal["multiply", "aggregate"], entry: Entry, norm: Norm = NO_NORM, add: Tensor | None = None,
+    first: Literal["multiply", "aggregate"], entry: Entry, add: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Neighbours through the first weight, the nodes themselves through the second; then mean and variance."""
-    return _apply(x, norm, add, Spec(entry, first, Request(), adjacency), weights, biases)
+    return _apply(x, add, Spec(entry, first, Request(), adjacency), weights, biases)
 
 
 def _apply(
-    x: Tensor, norm: Norm, add: Tensor | None, spec: Spec, weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None], att: Tensor | None = None,
+    x: Tensor, add: Tensor | None, spec: Spec, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
+    att: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
-    return _Int8.apply(x.float().contiguous(), *norm, add, att, spec, *params)
+    norm = spec.entry.epilogue or Epilogue()
+    return _Int8.apply(x.float().contiguous(), norm.weight, norm.bias, add, att, spec, *params)
 
 
 # Backward ---------------------------------------------------------------------------------------------------------
@@ -219,7 +218,7 @@ class _FloatGradient:
 
     def rows(self, name: Hashable, factor: Tensor | None) -> QRows:
         """Rows of dout * factor."""
-        rows = QRows(*ops.quantize_times(self.shown, factor, self._seeds.of_gradient()))
+        rows = ops.quantize_times(self.shown, factor, self._seeds.of_gradient())
         if self._watch is not None:
             self._watch.see("dout", self.shown, rows, factor)
         return rows
@@ -229,7 +228,7 @@ class _FloatGradient:
 
     def times(self, x: QRows, seed: int) -> Tensor:
         """dout^T x^."""
-        return ops.int8_grad(self.shown, None, *x, seed)
+        return ops.int8_grad(self.shown, None, x, seed)
 
 
 class _RowsGradient:
@@ -247,7 +246,7 @@ class _RowsGradient:
         return self._sums
 
     def times(self, x: QRows, seed: int) -> Tensor:
-        return ops.int8_grad(*self._rows[PLAIN], *x, seed)
+        return ops.int8_grad(*self._rows[PLAIN], x, seed)
 
 
 Gradient = _FloatGradient | _RowsGradient
@@ -355,7 +354,7 @@ def _through_projection(
         dweight = _dweight(g, x, weight, seeds)
     else:
         dweight = dout.times(x, seeds.of_weight_gradient())
-    dv = ops.int8_grad_exact(flat, *x).view(count, heads, 1, -1)
+    dv = ops.int8_grad_exact(flat, x).view(count, heads, 1, -1)
     dweight += (by_head * dv).sum(0).view_as(dweight)
     return drows, dweight, (decoded * dv).sum(3).view_as(att)
 
@@ -373,4 +372,4 @@ def _sum_of_products(results: list[tuple[Weight, QRows]], drows: Tensor | None) 
 def _dweight(g: QRows, x: QRows | None, weight: Weight, seeds: Seeds) -> Tensor:
     """dW from rows of gradients that were multiplied by the weight's scales."""
     assert x is not None
-    return ops.int8_grad(*g, *x, seeds.of_weight_gradient()).div_(weight.folded.unsqueeze(1))
+    return ops.int8_grad(*g, x, seeds.of_weight_gradient()).div_(weight.folded.unsqueeze(1))

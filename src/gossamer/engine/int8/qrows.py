@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...ops.int8_linear import int8_linear_op
 from ...ops.quantize_rows import QRows
 from ...state import facts
 from ..noise import draw_seed
@@ -21,8 +22,8 @@ from ..settings import Int8
 def quantised(x: Tensor, setting: Int8) -> QRows:
     """The rows of x; rounded to nearest they are remembered for as long as x lives and is not changed."""
     if setting.rounding == "stochastic":
-        return QRows(*ops.quantize_rows(x.detach(), draw_seed(x)))
-    return facts.remember(x, "int8", lambda: QRows(*ops.quantize_rows(x.detach())))
+        return ops.quantize_rows(x.detach(), draw_seed(x))
+    return facts.remember(x, "int8", lambda: ops.quantize_rows(x.detach()))
 
 
 WEAKEST = 1 / 4
@@ -43,39 +44,45 @@ class Weight(NamedTuple):
     transposed: Tensor
     folded: Tensor
 
+    @property
+    def rows(self) -> QRows:
+        """What rows are multiplied by in forward."""
+        return QRows(self.codes, self.scale)
+
+    @property
+    def back(self) -> QRows:
+        """What rows of gradients that were multiplied by `folded` are multiplied by in backward."""
+        return QRows(self.transposed, self.scale.new_ones(self.transposed.size(0)))
+
     def forward(self, x: QRows, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
-        return ops.int8_linear(*x, self.codes, self.scale, bias, add)
+        return int8_linear_op(x, self.rows, bias, add)
 
     def forward_two(self, x: QRows, bias: Tensor | None, other: Weight, x2: QRows, bias2: Tensor | None) -> Tensor:
         """forward(x, bias) plus that of another weight and other rows."""
-        return ops.int8_linear_two(*x, self.codes, self.scale, bias, *x2, other.codes, other.scale, bias2)
+        return ops.int8_linear_two(x, self.rows, bias, x2, other.rows, bias2)
 
     def forward_rows(self, x: QRows, noise: int | None) -> QRows:
-        return QRows(*ops.int8_linear_rows(*x, self.codes, self.scale, None, None, noise))
+        return ops.int8_linear_rows(x, self.rows, None, None, noise)
 
     def forward_heads(self, x: QRows, att: Tensor, heads: int, noise: int | None) -> tuple[QRows, Tensor]:
         """QRows, and their products with each row of att by head, of what they were before rounding."""
-        *made, terms = ops.int8_linear_heads(*x, self.codes, self.scale, att, heads, noise)
-        return QRows(*made), terms
+        made = ops.int8_linear_heads(x, self.rows, att, heads, noise)
+        return made.rows, made.terms
 
     def backward(self, g: QRows, add: Tensor | None = None) -> Tensor:
         """g W from rows of gradients that were multiplied by `folded`."""
-        return ops.int8_linear(*g, self.transposed, self._ones(), None, add)
+        return int8_linear_op(g, self.back, None, add)
 
     def backward_two(self, g: QRows, other: Weight, g2: QRows) -> Tensor:
         """backward(g) plus that of another weight and other rows."""
-        one, two = (*g, self.transposed, self._ones(), None), (*g2, other.transposed, other._ones(), None)
-        return ops.int8_linear_two(*one, *two)
+        return ops.int8_linear_two(g, self.back, None, g2, other.back, None)
 
     def backward_plus(self, g: QRows, left: Tensor, right: Tensor) -> Tensor:
         """backward(g) plus left @ right."""
-        return ops.int8_linear_plus(*g, self.transposed, self._ones(), left, right)
+        return ops.int8_linear_plus(g, self.back, left, right)
 
     def backward_rows(self, g: QRows, noise: int | None) -> QRows:
-        return QRows(*ops.int8_linear_rows(*g, self.transposed, self._ones(), None, None, noise))
-
-    def _ones(self) -> Tensor:
-        return self.scale.new_ones(self.transposed.size(0))
+        return ops.int8_linear_rows(g, self.back, None, None, noise)
 
 
 def weight_rows(weight: Tensor) -> Weight:

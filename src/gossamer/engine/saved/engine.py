@@ -18,7 +18,7 @@ from ...aggregate import Adjacency
 from .. import rules
 from ..attention import Attention, Drop, Gat, Projected, weight_of_terms
 from ..engine import Engine
-from ..epilogue import Deferred, Epilogue, draw_seed
+from ..epilogue import Deferred, EpilogueSpec, draw_seed
 from ..float32 import Float32, stacked_dots
 from . import epilogue as epilogues
 from .gat import Setting, gat_sum
@@ -159,19 +159,19 @@ class Saved(Engine):
     def takes(self, x: Tensor) -> bool:
         return rules.saves_rows(x) or rules.is_dense(x)
 
-    def run(self, x: Tensor, epilogue: Epilogue) -> Tensor:
+    def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         if not rules.saves_little(x):
             return self.whole.run(x, epilogue)
-        settings = epilogue.draw()
+        drawn = epilogue.draw()
         if epilogue.is_relu:
-            return epilogues.relu_dropout(x, settings.p, settings.seed)
+            return epilogues.relu_dropout(x, drawn.p, drawn.seed)
         if epilogue.is_dropout:
-            return epilogues.dropout(x, settings.p, settings.seed) if settings.p > 0 else x
-        out, mean, var = epilogues.epilogue(x.contiguous(), epilogue.norm.tensors, settings, self.saving)
+            return epilogues.dropout(x, drawn.p, drawn.seed) if drawn.p > 0 else x
+        out, mean, var = epilogues.run_epilogue(x.contiguous(), drawn, self.saving)
         epilogue.follow(mean, var, x.size(0))
         return out
 
-    def defer(self, x: Tensor, epilogue: Epilogue) -> Deferred | None:
+    def defer(self, x: Tensor, epilogue: EpilogueSpec) -> Deferred | None:
         """If its result is linear in what is saved, given a bit per element."""
         linear = epilogue.act.name in ("identity", "relu", "leaky_relu")
         if linear and rules.saves_little(x) and epilogues.fits(x, epilogue.norm.over, self.saving):

@@ -29,12 +29,13 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...aggregate import Edges, Sparse
-from ...aggregate.adjacency import row_sums
+from ...aggregate import Edges
 from ...codecs import Codec, Codes
 from ...graph import Graph
-from ...ops.attention import edge_sums_op, gat_attention_backward_op, gat_attention_op
-from ...ops.head_mean import head_mean_backward_op
+from ...ops.attention import edge_sums, gat_attention_backward, gat_attention_op
+from ...ops.csr import Sparse
+from ...ops.head_mean import head_mean_backward
+from ...ops.spmm import row_sums
 from ..gradient import whole
 from ..noise import draw_seed, refuse_twice
 from .policy import Saving
@@ -65,7 +66,7 @@ class Setting(NamedTuple):
     ) -> tuple[Tensor, Tensor | None]:
         """dw and dh of `summed`."""
         if self.averages:
-            dh, dw = head_mean_backward_op(edges.t_rowptr, edges.t_col, edges.t_perm, w, h, dout, needs_dh)
+            dh, dw = head_mean_backward(edges.t_rowptr, edges.t_col, edges.t_perm, w, h, dout, needs_dh)
             return dw, dh if needs_dh else None
         return edges.dots(dout, h, w.size(1)), edges.back(w, dout) if needs_dh else None
 
@@ -165,8 +166,8 @@ def _gradients(ctx: Any, needs: _Needs, dout: Tensor) -> _Gradients:
     decoded = setting.saving.values.decode(Codes(codes, *ctx.like))
     dw, dh_src = setting.sum_backward(edges, setting.dropped(p), decoded, dout, needs.h_src)
     weights = (setting.slope, p, setting.dropped(dw))
-    da_edge, da_dst = gat_attention_backward_op(edges.rowptr, edges.col, *terms, *weights)
-    da_src = edge_sums_op(edges.t_rowptr, edges.t_perm, da_edge)
+    da_edge, da_dst = gat_attention_backward(edges.rowptr, edges.col, *terms, *weights)
+    da_src = edge_sums(edges.t_rowptr, edges.t_perm, da_edge)
     if dh_src is not None and att_src is not None:
         by_head = dh_src.view(dh_src.size(0), p.size(1), -1).addcmul_(da_src.unsqueeze(2), att_src)
         if att_dst is not None and not ctx.apart:

@@ -25,8 +25,8 @@ from ... import ops
 from ...aggregate import Edges
 from ...codecs import Codes
 from ...graph import Graph
-from ...ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
-from ...ops.gatv2 import gatv2_backward_op, gatv2_logits_op
+from ...ops.edge_softmax import edge_softmax_backward, edge_softmax_op
+from ...ops.gatv2 import gatv2_backward, gatv2_logits_op
 from ..gradient import whole
 from ..noise import draw_seed, refuse_twice
 from .gat import Setting
@@ -75,7 +75,7 @@ def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     rows = (edges.rowptr, edges.col, decoded[0], decoded[-1], att.contiguous(), setting.slope)
     p = edge_softmax_op(edges.rowptr, gatv2_logits_op(*rows, None, None, None))
     dw, dh = setting.sum_backward(edges, setting.dropped(p), decoded[0], dout)
-    dlogits = edge_softmax_backward_op(edges.rowptr, p, setting.dropped(dw))
-    dh_src, dh_dst, datt = gatv2_backward_op(*rows, edges.t_rowptr, edges.t_col, edges.t_perm, dlogits)
+    dlogits = edge_softmax_backward(edges.rowptr, p, setting.dropped(dw))
+    dh_src, dh_dst, datt = gatv2_backward(*rows, edges.t_rowptr, edges.t_col, edges.t_perm, dlogits)
     dh_src += dh
     return (dh_src.add_(dh_dst), None, datt) if len(decoded) == 1 else (dh_src, dh_dst, datt)

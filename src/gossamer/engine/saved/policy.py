@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...codecs import Blockwise, Codec, Projected, Uniform
+from ...ops.chain_keep import Packing
 from ..settings import Keep, Published
 
 LEAST = 2**10
@@ -52,10 +53,10 @@ def saving_of(setting: Any) -> Saving | None:
     return Saving(rows, sums, values, max(4, bits), sharp)
 
 
-def layout_of(codec: Codec, columns: int, device: torch.device) -> tuple[int, int, bool, torch.Tensor | None] | None:
-    """bits, block, bfloat16 metadata and levels of a codec that the packing kernels know, else None."""
+def packing_of(codec: Codec, columns: int, device: torch.device) -> Packing | None:
+    """How the packing kernels are to apply a codec, without noise; None if they do not know it."""
     if isinstance(codec, Blockwise):
-        return codec.bits, codec.block, codec.meta == "bfloat16", codec.table(device)
+        return Packing(codec.bits, codec.block, codec.meta == "bfloat16", codec.table(device))
     if isinstance(codec, Uniform):
-        return codec.bits, max(1, columns), codec.meta == "bfloat16", None
+        return Packing(codec.bits, max(1, columns), codec.meta == "bfloat16")
     return None

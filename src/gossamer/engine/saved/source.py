@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,10 +23,12 @@ from torch import Tensor
 from ... import ops
 from ...codecs import Codec, Projected
 from ...codecs.codec import Codes
-from ...ops.kept_chain import Kept
+from ...ops._structure import tensors_of, with_tensors, without_tensors
+from ...ops.chain_keep import Packing
+from ...ops.kept_chain import SavedEpilogue
 from ...state import facts
 from ..noise import draw_seed, refuse_nan
-from .policy import Saving, layout_of
+from .policy import Saving, packing_of
 
 SavedTensors = Sequence[Tensor | None]
 Products = Callable[[SavedTensors, Sequence[Tensor]], list[Tensor]]
@@ -37,13 +39,13 @@ class Source(NamedTuple):
     products: Products
 
 
-class Epilogue(NamedTuple):
+class SavedResult(NamedTuple):
     """What an epilogue saved: its result is f (weight x_hat + bias), or the decoded rows if `result` was saved."""
 
-    kept: Kept
-    weight: Tensor | None
-    bias: Tensor | None
-    result: bool
+    saved: SavedEpilogue
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    result: bool = False
 
 
 class Dropped(NamedTuple):
@@ -54,12 +56,12 @@ class Dropped(NamedTuple):
     seed: int
 
 
-def note_saved(out: Tensor, saved: Epilogue | Dropped) -> Tensor:
+def note_saved(out: Tensor, saved: SavedResult | Dropped) -> Tensor:
     facts.note(out, "saved", saved)
     return out
 
 
-def saved_of(x: Tensor) -> Epilogue | Dropped | None:
+def saved_of(x: Tensor) -> SavedResult | Dropped | None:
     """What an epilogue saved of x, its result."""
     return facts.recall(x, "saved")
 
@@ -72,7 +74,7 @@ def is_free(x: Tensor) -> bool:
 def source_of(x: Tensor, saving: Saving) -> Source:
     """What to save of rows that go into a product."""
     known = saved_of(x)
-    if isinstance(known, Epilogue):
+    if isinstance(known, SavedResult):
         return packed(known)
     if isinstance(known, Dropped):
         return Source((known.x,), partial(_dropped, known.p, known.seed))
@@ -83,25 +85,25 @@ def source_of(x: Tensor, saving: Saving) -> Source:
 
 def encoded(x: Tensor, codec: Codec) -> Source:
     """The rows by a codec, whatever else is known of them."""
-    layout = layout_of(codec, x.size(1), x.device)
-    if layout is None or x.dtype != torch.float32:
+    packing = packing_of(codec, x.size(1), x.device)
+    if packing is None or x.dtype != torch.float32:
         codes = codec.encode(x.detach(), draw_seed(x))
         return Source(codes.tensors, partial(_coded, codec, codes.shape, codes.dtype))
-    return packed(Epilogue(pack_rows(x, layout), None, None, True))
+    return packed(SavedResult(pack_rows(x, packing), result=True))
 
 
-def pack_rows(x: Tensor, layout: tuple[int, int, bool, Tensor | None]) -> Kept:
+def pack_rows(x: Tensor, packing: Packing) -> SavedEpilogue:
     """Few bits of the rows x themselves."""
-    bits, block, bf16_meta, levels = layout
-    codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(x), bf16_meta, levels)
+    bits, block, levels = packing.bits, packing.block, packing.levels
+    codes, zero, spread = ops.pack(x.detach(), bits, block, draw_seed(x), packing.bf16_meta, levels)
     refuse_nan(zero)
     rows, columns = x.shape
-    return Kept(codes, zero, spread, levels, None, rows, columns, bits, block)
+    return SavedEpilogue(codes, zero, spread, levels, None, rows, columns, bits, block)
 
 
-def packed(saved: Epilogue) -> Source:
-    tensors = (*saved.kept.tensors, saved.weight, saved.bias)
-    return Source(tensors, partial(_packed, saved.kept.settings, saved.result))
+def packed(known: SavedResult) -> Source:
+    tensors = (*tensors_of(known.saved), known.weight, known.bias)
+    return Source(tensors, partial(_packed, without_tensors(known.saved), known.result))
 
 
 def _given(saved: SavedTensors, douts: Sequence[Tensor]) -> list[Tensor]:
@@ -114,9 +116,9 @@ def _dropped(p: float, seed: int, saved: SavedTensors, douts: Sequence[Tensor]) 
     return _given([ops.dropout(x, p, seed)], douts)
 
 
-def _packed(settings: tuple[Any, ...], result: bool, saved: SavedTensors, douts: Sequence[Tensor]) -> list[Tensor]:
-    *kept, weight, bias = saved
-    return ops.kept_products(list(douts), *kept, *settings, weight, bias, result)
+def _packed(rest: SavedEpilogue, result: bool, saved: SavedTensors, douts: Sequence[Tensor]) -> list[Tensor]:
+    *tensors, weight, bias = saved
+    return ops.kept_products(list(douts), with_tensors(rest, tensors), weight, bias, result)
 
 
 def _coded(
