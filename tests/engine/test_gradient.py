@@ -18,7 +18,7 @@ from gossamer.engine.gradient import QGradient, norm_act, request_of
 from gossamer.engine.int8.entry import Entry
 from gossamer.engine.int8.products import products
 from gossamer.engine.settings import Int8
-from gossamer.ops.norm_act import Over, Settings
+from gossamer.ops.norm_act import Epilogue, Over
 from gossamer.ops.quantize_rows import CODE_MAX
 from support.compare import cosine
 from support.paths import forced
@@ -137,14 +137,13 @@ def test_the_gradient_is_right_on_average(norm):
     with torch.no_grad():  # outputs of alike scale, so that none of their weights is rounded a second time for d x
         w.add_(2 * w.sign())
     fixed = (torch.zeros(8), torch.ones(8)) if NORMS[norm] == Over.FIXED else (None, None)
-    settings = Settings(int(NORMS[norm]), 1e-5, 1, 0.0, 0.5, 7)
+    epilogue = Epilogue(weight, bias, *fixed, int(NORMS[norm]), 1e-5, 1, 0.0, 0.5, 7)
 
     def run(asks):
         (y, *_) = products(x, [w], [b], Entry(Int8()))
         seen = []
         y.register_hook(lambda g: seen.append(g.clone()))
-        given = (y, (weight, bias, *fixed), settings)
-        out = norm_act(*given, request_of(y))[0] if asks else gs.ops.norm_act(y, *given[1], *settings)[0]
+        out = norm_act(y, epilogue, request_of(y))[0] if asks else gs.ops.norm_act(y, epilogue)[0]
         grads = torch.autograd.grad(out, [x, w], dout.detach())
         return [*seen, *grads]
 
@@ -505,7 +504,7 @@ def reloaded(tensor):
 
 # A request, and the gradient that answers it ----------------------------------------------------------------------
 
-RELU = Settings(int(Over.FIXED), 1e-5, 1, 0.0, 0.0, 0)
+RELU = Epilogue(None, None, torch.zeros(8), torch.ones(8), int(Over.FIXED), 1e-5, 1)
 
 
 def product(add=None, **named):
@@ -516,7 +515,7 @@ def product(add=None, **named):
 
 def answered(out, dout):
     """The gradient of `out` behind a ReLU."""
-    return request_of(out).fill((dout, out.detach(), None, None, torch.zeros(8), torch.ones(8)), RELU)[0]
+    return request_of(out).fill(dout, out.detach(), RELU)[0]
 
 
 def test_when_there_is_a_request():

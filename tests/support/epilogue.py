@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from gossamer.codecs import optimal_bins
@@ -48,3 +50,18 @@ def keep(args, how, chosen):
     made = chain_keep(x, epilogue, packing, [], [])
     (out,), saved = made.outs, made.packed.saved(x.shape, epilogue, packing)
     return out, saved, epilogue.using(made.mean, made.var).var, epilogue.over == Over.NOTHING
+
+
+class Settings(NamedTuple):
+    """The numbers of an epilogue, without its tensors."""
+
+    over: int
+    eps: float
+    act: int
+    slope: float
+    p: float
+    seed: int
+
+    def on(self, weight=None, bias=None, mean=None, var=None):
+        """The epilogue with these tensors."""
+        return Epilogue(weight, bias, mean, var, *self)

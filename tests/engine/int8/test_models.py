@@ -21,7 +21,7 @@ from gossamer.engine.int8.entry import Entry
 from gossamer.engine.int8.products import products
 from gossamer.engine.settings import Int8
 from gossamer.ops.activation import ACTIVATIONS
-from gossamer.ops.norm_act import Over, Settings
+from gossamer.ops.norm_act import Epilogue, Over
 from support.compare import cosine, nsr
 from support.int8 import Exact, assert_near, exact
 from support.paths import forced
@@ -153,11 +153,12 @@ def test_an_epilogue_before_a_product(norm, act, p, monkeypatch):
     )
     affine = (scale, shift) if over != Over.NOTHING else (None, None)
     statistics = (x.detach().mean(0) + 0.1, x.detach().var(0) + 0.2) if fixed else (None, None)
-    settings = Settings(int(over), 1e-5, ACTIVATIONS.index(act), 0.2 if act == "leaky_relu" else 1.0, p, 77)
+    slope = 0.2 if act == "leaky_relu" else 1.0
+    epilogue = Epilogue(*affine, *statistics, int(over), 1e-5, ACTIVATIONS.index(act), slope, p, 77)
     wanted = [t for t in (x, w, b, *affine) if t is not None]
-    out, mean, var = products(x, [w], [b], Entry(Int8(), settings), (*affine, *statistics))
+    out, mean, var = products(x, [w], [b], Entry(Int8(), epilogue))
     found = torch.autograd.grad(out, wanted, dout.detach())
-    result, own_mean, own_var = ops.norm_act(x, *affine, *statistics, *settings)
+    result, own_mean, own_var = ops.norm_act(x, epilogue)
     (want, *_) = products(result, [w], [b], Entry(Int8()))
     assert torch.equal(out, want) and torch.equal(mean, own_mean) and torch.equal(var, own_var)
     for a, e in zip(found, torch.autograd.grad(want, wanted, dout.detach()), strict=True):

@@ -14,8 +14,9 @@ from gossamer.engine.saved import epilogue as epilogues
 from gossamer.engine.saved import products as saved_products
 from gossamer.engine.saved.source import source_of
 from gossamer.ops.activation import ACTIVATIONS
-from gossamer.ops.norm_act import Over, Settings
+from gossamer.ops.norm_act import Over
 from support.codecs import EXACT, Identity
+from support.epilogue import Settings
 from support.saved import dots, saving_by
 from support.tensors import seeded, tensors
 from support.unbiased import assert_unbiased, draws_of
@@ -41,16 +42,16 @@ def inputs(over, shape=(ROWS, COLUMNS), dtype=torch.float32):
 
 
 def epilogue(x, weight, bias, mean, var, settings, saving):
-    return epilogues.epilogue(x, (weight, bias, mean, var), settings, saving)
+    return epilogues.run_epilogue(x, settings.on(weight, bias, mean, var), saving)
 
 
 def published(x, weight, bias, mean, var, settings, saving):
     """As published: x itself is saved, and normalised again in backward."""
-    return epilogues.plain_epilogue(x, (weight, bias, mean, var), settings, saving, raw=True)
+    return epilogues.plain_epilogue(x, settings.on(weight, bias, mean, var), saving, raw=True)
 
 
 def epilogue_products(x, weight, bias, mean, var, settings, saving, weights, biases):
-    return epilogues.epilogue_products(x, (weight, bias, mean, var), settings, saving, weights, biases)
+    return epilogues.epilogue_products(x, settings.on(weight, bias, mean, var), saving, weights, biases)
 
 
 def products(x, weights, biases, saving):
@@ -203,9 +204,9 @@ def test_the_bias_of_norms_is_the_documented_one(over, kernels):
         g = tensors(shape, seed=9)[0] * (hat * weight + bias > 0)
         documented = -(weight * rstd / 8) * g * rounding_variance(hat, 2, 16)
     saving = saving_by(codec)
-    function = epilogues.epilogue if kernels else epilogues.plain_epilogue
+    function = epilogues.run_epilogue if kernels else epilogues.plain_epilogue
     count = 500
-    (draws,) = draws_of(lambda: gradients(function(x, tuple(args[1:]), settings, saving)[0], [x]), count)
+    (draws,) = draws_of(lambda: gradients(function(x, settings.on(*args[1:]), saving)[0], [x]), count)
     found, error = draws.mean(0), (draws.var(0) / count).sqrt() + 1e-6
     assert float(((found - exact - documented) / error).abs().max()) < 4.5  # the largest of 128
     # along the documented bias, which is thus told from none at all

@@ -16,7 +16,7 @@ from gossamer.engine.saved import products as saved_products
 from gossamer.engine.saved.policy import saving_of
 from gossamer.engine.saved.products import of_neighbours
 from gossamer.engine.saved.source import encoded, source_of
-from gossamer.ops.norm_act import Over, Settings
+from gossamer.ops.norm_act import Epilogue, Over
 from support.codecs import EXACT, Identity
 from support.saved import dots, saving_by
 from support.tensors import seeded, tensors
@@ -229,8 +229,7 @@ def test_only_what_is_asked_for(wanted):
 
 def normed(x, saving=FEW):
     """Batch norm and relu of x; what was saved of it serves the products that follow."""
-    settings = Settings(Over.COLUMNS, 1e-5, 1, 0.0, 0.0, 0)
-    return epilogues.epilogue(x, (None, None, None, None), settings, saving)[0]
+    return epilogues.run_epilogue(x, Epilogue(over=int(Over.COLUMNS), eps=1e-5, act=1), saving)[0]
 
 
 def test_a_product_after_an_epilogue_saves_nothing():
