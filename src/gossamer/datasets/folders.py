@@ -1,7 +1,7 @@
-"""Where datasets lie on disk.
+"""The folders of datasets.
 
 $GOSSAMER_DATA       a folder of ready .npz graphs, read only; unset = there are none
-root=                where downloads and generated streams are kept; else
+root=                folder for downloads and generated graphs; else
 $GOSSAMER_CACHE      else
 ~/.cache/gossamer
 """
