@@ -19,7 +19,7 @@ def empty_rows(rows: int, columns: int) -> Rows:
 
 
 class RowsTo:
-    """Int8 rows that are written a tile at a time."""
+    """Allocates int8 rows that are written a tile at a time."""
 
     def __init__(self, rows: int, columns: int, seed: int | None) -> None:
         self.codes, self.scale = memory.empty([rows, columns], torch.int8), memory.empty([rows], F32)

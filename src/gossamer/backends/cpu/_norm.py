@@ -1,4 +1,4 @@
-"""What a norm is to kernels: statistics, a scale and shift per column, and what they add to the gradient."""
+"""A norm as kernels take it: statistics, a scale and shift per column, and the statistics' part of the gradient."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def column_gradient(
     dout: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
     over: int, eps: float, act: int, slope: float, p: float, seed: int,
 ) -> tuple[tuple[Tensor | None, ...], Tensor | None, Tensor | None, Tensor, Tensor]:  # fmt: skip
-    """The first pass of backward: what dx is made with, column by column, and the gradients of weight and bias."""
+    """The first pass of backward: the coefficients of dx per column, and the gradients of weight and bias."""
     dweight, dbias = x.new_zeros(x.size(1)), x.new_zeros(x.size(1))
     columns = column_affine(x, weight, bias, mean, var, over, eps)
     scale, _, _, rstd = columns
