@@ -33,7 +33,7 @@ def data_folder_hint() -> str:
 
 
 def cache_folder(root: PathLike | None = None) -> Path:
-    """The folder for downloads and streams. It is named here, and made by whoever writes into it."""
+    """The folder for downloads and streams. Created by the function that writes into it."""
     chosen = root or os.environ.get("GOSSAMER_CACHE") or "~/.cache/gossamer"
     return Path(chosen).expanduser()
 

@@ -1,4 +1,4 @@
-"""The global random generators: torch's, numpy's, Python's, and the counter of rounding noise."""
+"""The global random generators: torch's, numpy's, Python's, and the stream of rounding noise."""
 
 from __future__ import annotations
 
