@@ -1,4 +1,4 @@
-// What kernels are given: structures of addresses and numbers, and sizes that callers must know.
+// Arguments of kernels: structures of addresses and numbers, and sizes that callers must know.
 #pragma once
 #include <cstdint>
 
@@ -56,8 +56,8 @@ struct Int8Product {
   const float* bias;
   int64_t in;
 };
-// Where such rows go; each is multiplied by `factor`, column by column, before it is rounded (null: by 1). The first
-// is row `first_row` of a larger tensor, which decides its noise.
+// Output rows of int8 codes; each row is multiplied by `factor`, column by column, before it is quantised (null: by 1).
+// The first is row `first_row` of a larger tensor: noise is indexed by rows of that tensor.
 struct RowCodes {
   int8_t* codes;
   float* scale;
@@ -87,9 +87,10 @@ struct RowAffine {
   float eps;
 };
 
-// What a chain of norm, activation and dropout keeps (ops/kept_chain.py). `codes` with zero and range: the normalised
-// rows in few bits, null: nothing. What backward multiplies by: `passing` where a bit is set, else `slope`; or a code
-// of the derivative in slope_bits of [low, low + width]; or 1. Dropout is made again from (p, seed) unless p = 0.
+// What an epilogue (norm, activation, dropout) saves for backward (ops/kept_chain.py). `codes` with zero and range: the
+// normalised rows in few bits, null: not saved. Backward multiplies by `passing` where a bit is set, else by `slope`;
+// or by a code of the derivative in slope_bits of [low, low + width]; or by 1. Dropout's mask is recomputed from (p,
+// seed) unless p = 0.
 struct KeptChain {
   uint8_t* codes;
   void *zero, *range;
@@ -100,8 +101,8 @@ struct KeptChain {
   double p;
   uint64_t seed;
 };
-// Rows first_row .. of a chain's input; x points at the first. Statistics by column if columns.scale is there, by row
-// (written to mean and var) if those are, else none.
+// Rows first_row .. of an epilogue's input; x points at the first. Statistics are by column if columns.scale is not
+// null, by row (written to mean and var) if mean is not null, else there is no norm.
 struct ChainRows {
   const float* x;
   ColumnAffine columns;
@@ -193,7 +194,7 @@ struct WeightGrad {
   int64_t outs;
 };
 
-// One product of a chain's rows on its way back: g [rows, outs], weight and dw [outs, in].
+// Backward of one product of an epilogue's result: g [rows, outs], weight and dw [outs, in].
 struct ProductGrad {
   const float *g, *weight;
   float* dw;

@@ -1,8 +1,8 @@
 // Attention over the edges of each row, without ever holding an edge-sized tensor wider than the number of heads.
 // Lanes belong to heads as in edge_softmax-inl.h, where the number of heads allows it.
 
-// Rows of x [.., H] at index[0] .. index[count / H - 1], one after the other; those at index[ahead ..], which stand
-// before `end`, are asked for. Lanes after `count` repeat the last row.
+// Rows of x [.., H] at index[0] .. index[count / H - 1], one after the other; those at index[ahead ..], up to `end`,
+// are prefetched. Lanes after `count` repeat the last row.
 template <int H, typename Index>
 GOSSAMER_INLINE f32x16 gather_edges(const float* x, const Index* index, const Index* end, int64_t count) {
   constexpr int rows = kLanes / H;
@@ -161,7 +161,7 @@ static void gatv2_logits(Csr m, const float* x_src, const float* x_dst, const fl
   });
 }
 
-// Adds dlogit * att * leaky'(s) to a row's gradient, and dlogit * leaky(s) to that of att if it is asked for.
+// Adds dlogit * att * leaky'(s) to a row's gradient, and dlogit * leaky(s) to that of att if it is wanted.
 GOSSAMER_INLINE void gatv2_add(const float* a, const float* b, const float* att, float slope, const float* dlogits,
                                int64_t cols, int64_t heads, float* drow, float* datt) {
   const int64_t width = cols / heads;

@@ -269,7 +269,7 @@ void define_pool(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.doc() = "Gossamer's kernels. Called by gossamer.kernels alone, which checks what comes in.";
+  m.doc() = "Gossamer's kernels. Called by gossamer.backends.cpu; the ops have checked all arguments.";
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("available_isas", available);
   m.def("use_isa", [](const std::string& name) { return use_kernels(name.c_str()); });

@@ -1,4 +1,4 @@
-// What the files of bindings share: addresses as Python passes them, and how a kernel is given a name.
+// Shared by all bindings: addresses as Python passes them, and how a kernel is given a name.
 #pragma once
 #include <nanobind/nanobind.h>
 

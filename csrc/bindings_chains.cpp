@@ -1,4 +1,4 @@
-// Chains that keep few bits, and weight gradients.
+// Bindings of epilogues that save few bits, and of weight gradients.
 #include <nanobind/stl/vector.h>
 
 #include <vector>
@@ -28,7 +28,7 @@ std::vector<WeightGrad> wanted(const Addresses& g, const Addresses& partial, con
 }
 }  // namespace
 
-// A kept chain crosses as one object, made once per call from addresses (kernels/cpu_chain.py).
+// A saved epilogue is passed as one object, made once per call from addresses (backends/cpu/_kept_chain.py).
 void define_chains(nb::module_& m) {
   nb::class_<KeptChain>(m, "KeptChain")
       .def("__init__", [](KeptChain* k, Address codes, Address zero, Address range, int64_t numel, int64_t block,

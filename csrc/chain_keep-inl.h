@@ -1,6 +1,6 @@
-// norm, activation and dropout whose backward reads codes, not x (ops/chain_keep.py). Forward leaves behind the codes
-// of the normalised rows (of the result, where there is no norm) and what backward multiplies by: a bit per element, or
-// a code of the derivative. Rows are taken in groups that fill whole blocks and whole bytes.
+// Epilogue (norm, activation, dropout) that saves codes for backward, not x (ops/chain_keep.py): the codes of the
+// normalised rows (of the result, where there is no norm) and the factor of backward as a bit per element or a code of
+// the derivative. Rows are processed in groups that fill whole blocks and whole bytes.
 
 enum Statistics { kNoNorm = 0, kByColumn = 1, kByRow = 2 };
 
@@ -23,7 +23,7 @@ struct BitWriter {
   }
 };
 
-// The parts of one element's way through the chain.
+// The intermediate values of an epilogue's elements.
 struct Passed {
   f32x16 hat, z;
 };
@@ -53,7 +53,7 @@ GOSSAMER_INLINE void pack_group(const float* x, int64_t start, int64_t n, const 
   }
 }
 
-// What one call keeps with.
+// Arguments of one call, prepared for all threads.
 struct Keeping {
   ChainRows in;
   KeptChain k;
@@ -87,7 +87,7 @@ static void keep_group(const Keeping& c, int64_t begin, int64_t end, float* out,
       put_part(out + at + j, y, count, c.streaming);
       if (k.codes) put_part(hats + at + j, S == kNoNorm ? y : passed.hat, count, false);
       if (k.slopes) put_part(slopes + at + j, derivative<A>(passed.z, c.tail.slope), count, false);
-      // ReLU's bit is clear for what dropout took, too: a result is positive, or NaN, exactly where both let pass.
+      // ReLU's bit is clear for dropped elements, too: a result is positive, or NaN, exactly where both let it pass.
       const i32x16 pass = A == kRelu ? (y > splat(0.0f)) | (y != y) : passed.z > splat(0.0f);
       if (k.bits) bits.add(lane_bits(pass), int(count));
     });

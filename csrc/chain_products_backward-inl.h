@@ -1,8 +1,8 @@
-// The backward of products of a chain's result, in one pass over the rows (ops/chain_products_backward.py): dW_k, and
-// the gradient dz of what activation and dropout got. After these two most of the result is zero, and so is its
-// derivative: there nothing is multiplied. Of a few rows at a time, each column has a mask of those that count. For
-// each of them one read of the row's gradients serves its product with the column's weights, which is dz, and the sum
-// that is the column's dW, which stays in registers.
+// The backward of products of an epilogue's result, in one pass over the rows (ops/chain_products_backward.py): dW_k,
+// and the gradient dz of the activation's input. After ReLU and dropout most of the result is zero, and so is its
+// derivative: zeros are not multiplied. For a few rows at a time, each column has a mask of the rows that count, its
+// nonzero ones. For each of these, the row's gradients are read once and used twice: in the product with the column's
+// weights, which is dz, and in the column's dW, which stays in registers.
 
 constexpr int64_t kBackRows = 32;   // at a time: a bit each
 constexpr int64_t kBackOuts = 192;  // gradients at a time, of all products beside each other: they stay in L1
@@ -26,7 +26,7 @@ struct Outs {
   }
 };
 
-// Some rows on their way; one row more, of zeros, stands in where rows that count do not fill a group.
+// A block of rows; one more row, of zeros, pads the rows that count to whole groups.
 struct BackTile {
   int64_t cols, stride;
   Buffer<float> gs, out, slope, dz;

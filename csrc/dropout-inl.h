@@ -1,4 +1,4 @@
-// Dropout with a mask that is a function of (seed, element): regenerated, or kept as one bit per element.
+// Dropout with a mask that is a function of (seed, element): recomputed, or saved as one bit per element.
 // Element k is kept when its random word is at least p * 2^32; kept elements are divided by 1 - p.
 
 struct DropRule {

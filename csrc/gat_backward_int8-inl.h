@@ -1,4 +1,4 @@
-// The backward of gat_int8-inl.h: one pass over the edges, by source. Weights are made again in a thread's scratch, dot
+// The backward of gat_int8-inl.h: one pass over the edges, by source. Weights are recomputed in a thread's scratch; dot
 // products and sums are those of edge_codes-inl.h.
 
 // Values per edge and head are handled as flat vectors. Lane l of a row belongs to head l % heads, and so it does again

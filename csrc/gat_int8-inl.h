@@ -1,5 +1,5 @@
 // GAT's attention and weighted sum on int8 rows (ops/gat_int8.py), by destination, where softmax needs the whole row.
-// Weights of edges are made in a thread's scratch, where they are used; backward makes them again.
+// Weights of edges are computed in a thread's scratch, where they are used; backward recomputes them.
 
 static int64_t longest_row(const int64_t* rowptr, int64_t first, int64_t last) {
   int64_t most = 0;

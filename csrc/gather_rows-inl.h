@@ -1,4 +1,4 @@
-// Rows of a table in the order asked for: copied, or decoded on the way.
+// Rows of a table in the order of `ids`: copied, or decoded on the way.
 
 constexpr int64_t kPrefetchRows = 8;
 

@@ -68,7 +68,7 @@ static void head_mean(Csr m, const float* value, const float* x, const float* bi
   });
 }
 
-// Asks for what an edge reads and writes.
+// Prefetches what an edge reads and writes.
 GOSSAMER_INLINE void prefetch_mean_edge(const MeanBackward& b, int64_t e) {
   if (e >= b.t.rowptr[b.t.num_dst]) return;
   prefetch_bytes(b.dout + int64_t(b.t.col[e]) * b.width, b.width * int64_t(sizeof(float)));

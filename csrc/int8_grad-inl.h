@@ -1,6 +1,7 @@
 // dW = G^T X for rows X of int8 codes (ops/int8_grad.py): the row scales s sit on the summed index, so H = s (.) G is
-// rounded anew, column by column in chunks of rows, stochastically; dW += t (h^T q) chunk by chunk, the inner product
-// exact in int32. Both operands are laid out so that one register lane holds kGroup consecutive rows of one column.
+// quantised again, column by column in chunks of rows, stochastically; dW += t (h^T q) chunk by chunk, the inner
+// product exact in int32. Both operands are laid out so that one register lane holds kGroup consecutive rows of one
+// column.
 
 constexpr int64_t kGradGroups = kGradChunk / kGroup;
 constexpr int kGroupBits = 32 / kGroup;

@@ -1,6 +1,7 @@
-// Rows that are finished in a thread's scratch and leave it as int8 codes: the float rows never reach memory.
+// Results as int8 rows: each row is computed in a thread's scratch and quantised there, no float row is written to
+// memory.
 
-// f(row, i) fills row i for each row of a part; then it is rounded.
+// f(row, i) computes row i of a part in float32; then the row is quantised.
 template <typename F>
 GOSSAMER_INLINE bool write_rows(int64_t first, int64_t last, const RowWriter& writer, const F& fill) {
   Buffer<float> row(writer.cols);

@@ -1,5 +1,5 @@
-// What is made of a kept chain: its gradient (ops/chain_backward.py) and its rows (ops/kept_chain.py). Codes are
-// decoded a few rows at a time, into scratch that stays in the cache.
+// Backward of an epilogue from its saved codes (ops/chain_backward.py), and its result decoded from them
+// (ops/kept_chain.py). Codes are decoded a few rows at a time, into scratch that stays in the cache.
 
 // Sixteen bits from any position; positions from `numel` on are not read.
 GOSSAMER_INLINE uint16_t read_bits(const uint8_t* bits, int64_t index, int64_t numel) {
@@ -11,7 +11,7 @@ GOSSAMER_INLINE uint16_t read_bits(const uint8_t* bits, int64_t index, int64_t n
   return uint16_t(word >> (index % 8));
 }
 
-// What a call reads kept chains with.
+// How a call decodes a saved epilogue: tables of levels, activation and dropout.
 struct Reading {
   Bins bins, plain;
   Tail tail;
@@ -22,7 +22,7 @@ GOSSAMER_INLINE void fill_reading(Reading* how, const KeptChain& k) {
   how->tail = {drop_rule(k.p, k.seed), k.p > 0, k.slope};
 }
 
-// Elements start .. start + n - 1: normalised values, and the slopes where codes of them are kept. Either may be null.
+// Elements start .. start + n - 1: normalised values, and the slopes where their codes are saved. Either may be null.
 GOSSAMER_INLINE void read_chain(const KeptChain& k, const Reading& how, int64_t start, int64_t n, float* hat,
                                 float* slopes) {
   if (hat)
@@ -173,7 +173,7 @@ static bool chain_row_backward(const float* dout, KeptChain k, const float* weig
   return enough;
 }
 
-// Rows of the chain's result, as far as the codes tell: factor * (weight * x_hat + bias), or what was kept itself.
+// Rows of the epilogue's result, decoded: factor * (weight * x_hat + bias), or the saved result itself.
 static bool chain_decode(KeptChain k, RowAffine f, bool result_kept, float* out, int64_t first_row, int64_t rows,
                          int64_t cols, int threads) {
   Reading how;

@@ -1,6 +1,6 @@
 // Normalisation, activation and dropout in one pass: out = drop(act(z)), z = x_hat * weight + bias (ops/norm_act.py).
 // Over columns or everything, statistics come first and z is an affine function of x per column; over rows they are
-// found while the row is in the cache. Backward makes z and the mask again from x: nothing but x is kept.
+// found while the row is in the cache. Backward recomputes z and the mask from x, the only saved tensor.
 // Sums over rows are taken in chunks of fixed size, merged in order: they do not depend on the number of threads.
 
 constexpr int64_t kBlockRows = 8;  // rows whose sums share one load and store of the accumulators

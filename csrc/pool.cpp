@@ -1,6 +1,6 @@
 // A list of free buffers, most recently given back last. A request takes one of exactly its size; where there is none,
 // the pages of others are moved under an address range of its own (mremap: 0.04 ms for 174 MB, where fresh pages cost
-// 11 ms and more), and only what is then still missing is asked of the system. So the pool saves page faults, and never
+// 11 ms and more), and only what is then still missing is allocated. So the pool saves page faults, and never
 // holds more than was once in use. All is in huge pages: the system moves those as such, and they cost fewer faults and
 // TLB misses.
 #include "pool.h"

@@ -2,7 +2,7 @@
 
 constexpr float kCodeMax = 127.0f;
 constexpr float kTiny = 0x1p-100f;  // smaller spreads are flushed to zero, so that their inverses stay finite
-constexpr int64_t kRowsAhead = 3;   // fetched while this row is being rounded
+constexpr int64_t kRowsAhead = 3;   // prefetched while this row is being quantised
 
 GOSSAMER_INLINE float absmax(const float* x, int64_t n) {  // NaN if any element is not finite
   i32x16 top = splat(0);

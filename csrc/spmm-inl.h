@@ -1,6 +1,6 @@
 // Neighbour sums: out_i = dst_scale_i * sum over edges e = (i, j) of value_e * src_scale_j * x_j + diagonal_i * x_i
-// + rows_i + bias. A row of the output stays in registers while its sources are gathered; each source row is asked for
-// ahead of time.
+// + rows_i + bias. A row of the output stays in registers while its sources are gathered; source rows are
+// prefetched.
 
 #if defined(__AVX512F__)
 constexpr int kTileVectors = 8;

@@ -83,7 +83,7 @@ static bool weight_grad(const float* x, const WeightGrad* wanted, int count, int
   return weight_grads([&](int64_t first, int64_t, float*) { return x + first * in; }, wanted, count, rows, in, threads);
 }
 
-// Of the rows that a kept chain stands for (chain_decode).
+// The same for rows that are decoded from a saved epilogue (chain_decode).
 static bool kept_weight_grad(KeptChain k, RowAffine f, bool result_kept, const WeightGrad* wanted, int count,
                              int64_t rows, int64_t in, int threads) {
   return weight_grads(

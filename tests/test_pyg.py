@@ -260,7 +260,7 @@ def row_of(report, name):
     "made,reason",
     [
         (lambda: OwnMessages(12, 8), "a subclass of GCNConv may compute otherwise"),
-        (lambda: pyg.ChebConv(12, 8, 2), "no counterpart; works beside the others"),
+        (lambda: pyg.ChebConv(12, 8, 2), "no counterpart; runs unchanged"),
         (lambda: pyg.GCNConv(12, 8, aggr="mean"), "aggr='mean': GCNConv has kernels for sums only"),
         (lambda: pyg.SAGEConv(12, 8, aggr="lstm"), "aggr='lstm': only mean, sum and max have kernels"),
         (lambda: pyg.SAGEConv(12, 8, aggr=["mean", "max"]), "only mean, sum and max have kernels"),

@@ -3,13 +3,13 @@
 A fresh 173 MB tensor costs 42,000 page faults, more than the arithmetic that fills it. Native kernels therefore write
 large results into buffers of a pool: when the last tensor over a buffer is gone, the pool keeps its pages for the next
 results, of whatever size (it moves pages from one address to another), up to `limit` free bytes. Pages are huge where
-the system has such. Only `resize_` is refused by such tensors.
+the system has such. Tensors in the pool do not support `resize_`.
 
     gs.memory.stats()            what the pool holds
     gs.memory.set_limit(0)       off: every result is a plain torch.empty
-    gs.memory.trim()             give all free buffers back to the system now
-    gs.memory.leave_room(n)      give back so many that torch can take n bytes without a higher peak
-    gs.memory.use_huge_pages(x)  the same good pages for a tensor that torch allocated
+    gs.memory.trim()             return all free buffers to the system now
+    gs.memory.leave_room(n)      return free buffers so that torch can allocate n bytes without a higher peak
+    gs.memory.use_huge_pages(x)  huge pages for a tensor that torch allocated
 
 `GOSSAMER_POOL_BYTES` sets the limit at start; the default is an eighth of the memory there is.
 """
@@ -29,7 +29,7 @@ from torch.utils import deterministic
 from .native import library
 
 SMALLEST_POOLED_BYTES = 2**20  # below, malloc reuses pages by itself
-LARGEST_POOLED_BYTES = 2**47  # above, no machine has as much: torch.empty says so
+LARGEST_POOLED_BYTES = 2**47  # above, no machine has enough memory: torch.empty raises
 
 _DLPACK_CODE = {torch.float32: 2, torch.float64: 2, torch.bfloat16: 4, torch.int8: 0, torch.int32: 0, torch.int64: 0}
 _DLPACK_CODE |= {torch.uint8: 1, torch.int16: 0}
@@ -78,7 +78,7 @@ def trim() -> None:
 
 
 def leave_room(num_bytes: int) -> None:
-    """Give free buffers back until torch can take so many bytes without more in all than the pool once had in use."""
+    """Return free buffers until torch can allocate so many bytes without exceeding the pool's peak of bytes in use."""
     if library:
         library.pool_leave_room(min(num_bytes, 2**62))
 
@@ -107,7 +107,7 @@ def use_huge_pages(tensor: torch.Tensor) -> bool:
 
 
 def trim_heap() -> None:
-    """Give back what malloc holds free, where it is glibc's: building a graph leaves tens of megabytes."""
+    """Return malloc's free memory to the system (glibc only): building a graph leaves tens of megabytes."""
     trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,9 +1,9 @@
-"""`lighten_` and `restore_`: a PyG model onto our kernels and back, in place.
+"""`lighten_` and `restore_`: convert a PyG model to our kernels and back, in place.
 
 A module that has a counterpart in `layers` changes its class to it, a subclass of its own: parameters stay the same
 objects, `state_dict` keys, hooks and `isinstance` stay as they are, and an optimizer made before stays valid. A module
-that the user wrote gets a subclass made for it, whose forward is its own with `F.relu`, `F.dropout` and their like
-replaced while it runs (layers/functional.py). `restore_` changes the classes back; nothing else was changed.
+that the user wrote gets a generated subclass that runs the user's forward with `F.relu`, `F.dropout` and similar
+functions replaced (layers/functional.py). `restore_` changes the classes back; nothing else was changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OURS = "gossamer.layers."
 
 
 def _layers() -> ModuleType:
-    """Our layers, imported with the first model that is converted: they need PyG, which takes a second or two."""
+    """Our layers, imported when the first model is converted: importing PyG takes a second or two."""
     with importing_pyg():
         from . import layers
 
@@ -37,7 +37,7 @@ def _layers() -> ModuleType:
 
 
 def _choice() -> ModuleType:
-    """Which engine computes a module; it needs PyG, too."""
+    """The module that chooses an engine for each layer; it needs PyG, too."""
     with importing_pyg():
         from .engine import choice
 
@@ -90,7 +90,7 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
     """Convert `model` in place by `recipe`; the report says what became of each module.
 
     The model is called as before, with PyG's `edge_index` (or an `EdgeIndex`, a `torch.sparse` adjacency, a `Graph`).
-    Raises NothingToLighten, and changes nothing, if no layer of it is known. A lightened model is converted anew.
+    Raises NothingToLighten, and changes nothing, if no layer of it is known. A lightened model is restored first.
     """
     recipe, layers = recipe_of(recipe), _layers()
     if not isinstance(model, nn.Module):
@@ -125,7 +125,7 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
 
 
 def restore_(model: nn.Module) -> nn.Module:
-    """The original classes back, with the weights as they are now; a model that is not lightened stays as it is."""
+    """Restore the original classes; weights stay as they are now. A model that is not lightened is left unchanged."""
     plan = [(name, module, _original(type(module))) for name, module in model.named_modules()]
     for name, module, original in plan:
         if original is None and any(base.__module__.startswith(OURS) for base in type(module).__mro__):
@@ -165,7 +165,7 @@ def _fate(module: nn.Module, is_root: bool) -> tuple[type[nn.Module] | None, str
     bases = [known.__name__ for known in layers.CONVERTED if issubclass(kind, known)]
     return (
         None,
-        f"a subclass of {bases[0]} may compute otherwise" if bases else "no counterpart; works beside the others",
+        f"a subclass of {bases[0]} may compute otherwise" if bases else "no counterpart; runs unchanged",
     )
 
 
@@ -179,7 +179,7 @@ FOLLOWING = "_gossamer_following"
 
 
 def _following(kind: type[nn.Module]) -> type[nn.Module]:
-    """The subclass of a user's class whose forward runs with torch's functions replaced; it lives as long as that."""
+    """The subclass of a user's class whose forward runs with torch's functions replaced; cached on that class."""
     if FOLLOWING not in kind.__dict__:
         setattr(kind, FOLLOWING, _make(kind))
     return kind.__dict__[FOLLOWING]
@@ -209,7 +209,7 @@ def _is_made(kind: type) -> bool:
 
 
 def _rebuild(kind: type[nn.Module]) -> nn.Module:
-    """An empty module of the class made for `kind`: how copies and pickles of a lightened model begin."""
+    """An empty module of the class generated for `kind`; used to copy and unpickle a lightened model."""
     made = _following(kind)
     return made.__new__(made)
 

@@ -1,7 +1,7 @@
-"""What is made cheap where: one value for each place of a model's computation.
+"""A recipe: one setting for each place of a model's computation.
 
     compute       in which arithmetic products run          Float32(), Int8()
-    activations   what is kept between forward and backward Keep()
+    activations   how tensors are saved for backward        Keep(), a codec
     backward      which sparse products backward computes   Exact()
     training      what the model is trained for             None
 

@@ -56,8 +56,8 @@ def test_scores(maker, score, settings, said):
 @pytest.mark.parametrize(
     ("kept", "said"),
     [
-        (0.05e9, "less memory, keeping 20× less for backward, at"),
-        (8e9, "less memory, keeping 8.0× more for backward, at"),
+        (0.05e9, "less memory, with 20× fewer bytes saved for backward, at"),
+        (8e9, "less memory, with 8.0× more bytes saved for backward, at"),
         (0.5e9, "less memory, at"),  # much the same story as the peak
         (0, "less memory, at"),
     ],

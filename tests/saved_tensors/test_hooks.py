@@ -92,7 +92,8 @@ def test_bytes_and_account() -> None:
     assert account.left["parameters"] == 2 and account.left["data"] == 1
     assert account.left["needed exactly"] == 1 and account.exact.total() == N * 8 * 4  # log-softmax
     text = str(account)
-    assert "7 tensors of 114,688 bytes are kept in" in text and "2 parameters" in text and "cross_entropy 4,096" in text
+    assert "7 tensors of 114,688 bytes are saved in" in text
+    assert "2 parameters" in text and "cross_entropy 4,096" in text
 
 
 def test_forward_is_exact_and_backward_works_inside_and_outside() -> None:

@@ -40,8 +40,8 @@ def compare(
     heads: Annotated[int, typer.Option(help="Attention heads, for gat.")] = 4,
     epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 100,
     seeds: Annotated[int, typer.Option(help="Training runs per variant, with the seeds 0, 1, 2 ...")] = 3,
-    recipes: Annotated[str, typer.Option(help="Names of recipes, with commas between.")] = ",".join(RECIPES),
-    baselines: Annotated[str, typer.Option(help="What PyG users have: edge-index, csr.")] = "edge-index,csr",
+    recipes: Annotated[str, typer.Option(help="Names of recipes, separated by commas.")] = ",".join(RECIPES),
+    baselines: Annotated[str, typer.Option(help="Baselines, plain PyG: edge-index, csr.")] = "edge-index,csr",
     lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 0.01,
     weight_decay: Annotated[float, typer.Option(help="Weight decay of Adam.")] = 0.0,
     batch_size: Annotated[int, typer.Option(help="Graphs per batch, for lists of graphs.")] = 32,
@@ -49,12 +49,12 @@ def compare(
     scale: Annotated[float | None, typer.Option(help="Size of a generated set, 1 being the full one.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split: a number; random or few at node level.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. [default: compare/DATASET]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Take over the runs that the folder has.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
 ) -> None:
-    """Train plain PyG and each recipe on a dataset; compare accuracy, epoch time, peak memory and kept bytes."""
+    """Train plain PyG and each recipe on a dataset; compare accuracy, epoch time, peak memory and saved bytes."""
     folder = Path("compare", dataset.replace(":", "-")) if out is None else out
-    with told_plainly(f"Go on with it by adding --resume; {folder} has what is done."):
+    with told_plainly(f"Add --resume to continue; {folder} holds the finished runs."):
         found = run_comparison(
             dataset,
             model=model,

@@ -1,4 +1,4 @@
-"""`gossamer doctor`: what is installed, which kernel each op will use, where data is looked for, and what to mend."""
+"""`gossamer doctor`: what is installed, which kernel each op will use, where data is searched, and what to fix."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def examine() -> dict[str, Any]:
 
 
 def advice(report: dict[str, Any]) -> list[str]:
-    """What to mend, in words; empty when all is well."""
+    """One sentence per problem that the user should fix; empty if there is none."""
     found = []
     if report["isa"]["in_use"] == native.REFERENCE:
         reason = report["isa"]["why_missing"]
@@ -91,7 +91,9 @@ def show(report: dict[str, Any], console: Console) -> None:
     facts.add_row("instruction set", f"{isa['in_use']}  (available: {', '.join(isa['available']) or 'none'})")
     facts.add_row("threads", f"{cpu['threads']}  (torch.set_num_threads)")
     facts.add_row("OpenMP", "\n".join(report["openmp_runtimes"]) or "none found")
-    facts.add_row("buffer pool", f"up to {report['pool']['limit_bytes'] / 2**30:.1f} GB kept  (GOSSAMER_POOL_BYTES)")
+    facts.add_row(
+        "buffer pool", f"up to {report['pool']['limit_bytes'] / 2**30:.1f} GB free buffers  (GOSSAMER_POOL_BYTES)"
+    )
     where = f"{data['GOSSAMER_DATA']}, {data['files']} files" if data["GOSSAMER_DATA"] else "GOSSAMER_DATA is not set"
     facts.add_row("local data", where)
     facts.add_row("downloads", f"{data['cache']}  (GOSSAMER_CACHE)")
@@ -102,12 +104,12 @@ def show(report: dict[str, Any], console: Console) -> None:
     for name, implementation in report["ops"].items():
         table.add_row(name, implementation)
     console.print(table)
-    for line in report["advice"] or ["All is well."]:
+    for line in report["advice"] or ["No problems found."]:
         console.print(line, style="yellow" if report["advice"] else "green")
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False) -> None:
-    """Say what is installed, which implementation each op will use, and where data is looked for."""
+    """Say what is installed, which implementation each op will use, and where data is searched."""
     report = examine()
     if as_json:
         print(json.dumps(report, indent=1))

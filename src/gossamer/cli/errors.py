@@ -1,7 +1,7 @@
 """Errors of the command line: one clear message and exit code 2 instead of a traceback.
 
-A mistake in what was asked for (a ValueError or TypeError that this library raised itself, any OSError, and this
-library's own kinds of RuntimeError) is told in its own words. Anything else is a bug, and keeps its traceback.
+An error of the user (a ValueError or TypeError that this library raised itself, any OSError, and this library's own
+subclasses of RuntimeError) is shown as its message alone. Anything else is a bug, and is shown with its traceback.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXIT_CODE, INTERRUPTED = 2, 130
 
 @contextlib.contextmanager
 def told_plainly(after_interrupt: str = "") -> Iterator[None]:
-    """Turn the user's mistakes within into a message; `after_interrupt` says what Ctrl-C leaves behind."""
+    """Show user errors that the block raises as a message; `after_interrupt` is shown after Ctrl-C."""
     try:
         yield
     except Exception as error:

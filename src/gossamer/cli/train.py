@@ -49,14 +49,14 @@ def train(
     scale: Annotated[float | None, typer.Option(help="Size of a generated set, 1 being the full one.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; by default what torch chooses.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for checkpoints, results and TensorBoard scalars.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints; 0 is every epoch.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Train a model on a dataset and report the test score at the best validation score."""
     shape: dict[str, Any] = {"layers": layers, "width": width, "dropout": dropout, "norm": norm, "heads": heads}
     settings = {"dataset": dataset, "split": split, "scale": scale, "model": model} | shape
-    with told_plainly(f"Go on with it by --resume --out {out}." if out else ""):
+    with told_plainly(f"Add --resume --out {out} to continue." if out else ""):
         chosen = None if recipe in PLAIN else recipe_of(recipe)
         _set_threads(threads)
         data = load(dataset, split, scale)

@@ -1,4 +1,4 @@
-"""Codecs: float tensors in few bits. Where a codec sits decides what becomes cheap.
+"""Codecs: quantise float tensors to few bits. Where a codec is used decides what becomes cheap.
 
 To add one: one file here with a frozen dataclass derived from `Codec`, and one line below; the contract suite in
 tests/codecs finds it and tests it.

@@ -1,4 +1,4 @@
-"""What a codec is: a float tensor into few bits, and back.
+"""The interface of codecs: encode a float tensor in few bits, and decode it.
 
 A codec is a frozen dataclass: its fields are its settings, its `repr` is the experiment log. Codes are plain tensors in
 a NamedTuple together with the shape and dtype they stand for, so they can be saved, moved and counted by anyone.
@@ -18,7 +18,7 @@ Self = TypeVar("Self", bound="Codec")
 
 
 class Codes(NamedTuple):
-    """A tensor in few bits. What the tensors mean is known to the codec that made them."""
+    """An encoded tensor. The codec that made it defines what its tensors mean."""
 
     tensors: tuple[Tensor, ...]
     shape: torch.Size
@@ -35,7 +35,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, x: Tensor, seed: int | None = None) -> Codes:
-        """Few bits for x: stochastic rounding with a seed (unbiased), rounding to nearest without.
+        """Quantise x: stochastic rounding with a seed (unbiased), rounding to nearest without.
 
         float32, float64, float16 and bfloat16 of any shape; raises ValueError on NaN or infinity.
         """
@@ -56,7 +56,7 @@ class Codec(ABC):
         """
 
     def fit(self: Self, x: Tensor) -> Self:
-        """The codec with whatever it learns from data; most learn nothing."""
+        """The codec with parameters fitted to x; most codecs have none and return themselves."""
         return self
 
 

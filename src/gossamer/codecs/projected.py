@@ -7,13 +7,13 @@ E[S S^T] = I, so E[x^] = x over seeds if `then` is unbiased. A row of D columns 
     (D - 1)/R ||x||^2 + (D / R) times that of `then`        of one element Var = (||x||^2 - x_i^2) / R + ...
 
 S is shared by all rows: a weight gradient dout^T x^ has the relative noise energy (D - 1)/R however many rows it sums
-over, which averages over steps, never over nodes. Its signs are one hash bit each of (seed, entry): S is made again
-from the seed, which travels with the codes (8 bytes), and is never stored. Products need no rows of D columns,
+over, which averages over steps, never over nodes. Its signs are one hash bit each of (seed, entry): S is not
+stored, but recomputed from the seed, which is stored with the codes (8 bytes). Products need no rows of D columns,
 
     dout^T x^ = (dout^T P^) S^T
 
-Without a seed S is that of seed 0 and `then` rounds to nearest. Never project what counts element by element (norms,
-activations). Bytes: those of `then` for R columns, and 8.
+Without a seed S is that of seed 0 and `then` rounds to nearest. Never project the input of elementwise functions
+(norms, activations). Bytes: those of `then` for R columns, and 8.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Projected(Codec):
         return self.then.nbytes(self._shape(shape)) + (8 if torch.Size(shape).numel() else 0)
 
     def error_bound(self, codes: Codes) -> Tensor:
-        """Infinite: what lies across S leaves no trace in the codes, however large. `then` bounds |P^ - P|."""
+        """Infinite: a component of x that is orthogonal to S is lost, however large. `then` bounds |P^ - P|."""
         return torch.full((), math.inf, device=codes.tensors[0].device).expand(codes.shape)
 
     def _width(self, columns: int) -> int:

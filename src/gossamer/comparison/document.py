@@ -1,8 +1,8 @@
-"""The comparison as JSON: made with no runs, filled run by run, summed up after each.
+"""The comparison as JSON: created without runs; each run is added when it ends, and the summary is updated.
 
-A variant is told by the mean score of its seeds, the largest of their peaks, and the seconds per epoch of its fastest
-seed: other work on the machine makes a run slower, never faster. A seed that failed makes its variant failed, and the
-figures of the others stay.
+The summary of a variant is the mean score of its seeds, the largest of their peaks, and the seconds per epoch of its
+fastest seed: other work on the machine makes a run slower, never faster. If one seed fails, its variant counts as
+failed; the figures of its other seeds stay.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def done(document: Document, name: str, seed: int) -> bool:
 
 
 def sum_up(document: Document) -> Document:
-    """The comparison with the figures of every variant, and its ratios against every baseline, made anew."""
+    """The comparison with the figures of every variant, and its ratios against every baseline, computed again."""
     rows = [_with_figures(row) for row in document["variants"]]
     bases = [row for row in rows if row["recipe"] is None and row["seconds_per_epoch"] is not None]
     for row in rows:

@@ -1,7 +1,7 @@
-"""Where a comparison lies: comparison.json, written anew after every run, and comparison.html at the end.
+"""The folder of a comparison: comparison.json, rewritten after every run, and comparison.html at the end.
 
-A folder belongs to one comparison. Resuming takes over the runs that have figures, so everything that they depend on
-must be the same: dataset, model, settings, machine and versions. Seeds and variants may be added.
+A folder belongs to one comparison. Resuming reuses the runs that have figures, so everything that they depend on must
+be the same: dataset, model, settings, machine and versions. Seeds and variants may be added.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def take_over(folder: Path, document: Document, resume: bool) -> Document:
 
 
 def differences(before: Document, now: Document) -> list[str]:
-    """What keeps the runs of `before` from being runs of `now`, in words."""
+    """The differences, in words, because of which `now` cannot reuse the runs of `before`."""
     found = []
     for part in ("dataset", "model", "settings", "machine"):
         for key in before[part] | now[part]:

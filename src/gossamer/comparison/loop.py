@@ -4,8 +4,8 @@
     rich.print(gs.report.table(comparison))
 
 Every run is in a process of its own, with the same seeds for all variants; seeds are the outer loop, so that a busy
-hour of the machine hits all variants alike. A variant that fails, for instance for lack of memory, is told and the
-others go on. What is done is written after every run: a comparison that was stopped goes on with `resume=True`.
+hour of the machine hits all variants alike. A variant that fails, for instance for lack of memory, is reported and the
+others continue. Results are written after every run: `resume=True` continues a comparison that was stopped.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def compare(
     """Train `model` on `dataset` as each baseline and with each recipe; the comparison, as comparison.json has it.
 
     seeds           how many, counted from 0, or the seeds themselves
-    baselines       "edge-index" and "csr": what PyG users have, each at its best settings
+    baselines       "edge-index" and "csr": plain PyG, each at its best settings
     threads         of every run; by default what torch uses here
     scale, split    for the dataset, as in `gs.datasets.load`
     out             the folder for comparison.json and comparison.html; None writes nothing
-    resume          take over the runs that `out` has
+    resume          reuse the finished runs in `out`
     """
     threads = torch.get_num_threads() if threads is None else threads
     settings = Settings(
@@ -73,7 +73,7 @@ def compare(
         raise ValueError("`resume` needs `out`, the folder of the comparison to go on with (got None)")
     if out is not None:
         found = folder.take_over(Path(out), found, resume)
-        folder.write(Path(out), found)  # a place that cannot be written shows before the first run, not after it
+        folder.write(Path(out), found)  # fails before the first run, not after it, if the folder cannot be written
     found = _run_all(settings, variants, found, out, progress)
     if out is not None:
         folder.write(Path(out), found)

@@ -1,4 +1,4 @@
-"""What all variants of a comparison have in common, and what is known of the dataset before anything runs."""
+"""The settings that all variants of a comparison share, and a description of the dataset."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..training.data import graph_split, load
 
 MODEL_FIELDS = ("layers", "width", "dropout", "norm", "heads")
 RECIPES = ("float32", "tango", "exact-int2", "feather")
-"""What is compared with PyG unless told otherwise."""
+"""Default: the recipes that are compared with PyG."""
 RUN_FIELDS = ("epochs", "lr", "weight_decay", "batch_size", "seeds", "threads", "scale", "split")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One comparison. `scale` and `split` go to the dataset where they are told."""
+    """One comparison. `scale` and `split` are passed to the dataset unless they are None."""
 
     dataset: str
     model: str
@@ -43,7 +43,7 @@ class Settings:
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """What `models.build` takes beside the name."""
+        """The keyword arguments of `models.build`."""
         return {name: getattr(self, name) for name in MODEL_FIELDS}
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is compared: PyG in the forms that its users have, each at its best settings, and our recipes.
+"""The variants of a comparison: plain PyG in its usual forms, each at its best settings, and our recipes.
 
 pyg-edge-index   gather and scatter over `edge_index`; GCN normalises once (cached=True)
 pyg-csr          a torch.sparse CSR adjacency, which PyG multiplies without messages; GCN's is normalised beforehand
@@ -35,7 +35,7 @@ class UnknownBaseline(ValueError):
 
 
 def variants_of(recipe_list: Sequence[Recipe | str], baseline_list: Sequence[str]) -> list[Variant]:
-    """Baselines first. Raises for names that nothing has, and for nothing to compare."""
+    """Baselines first. Raises for unknown names, and if both lists are empty."""
     found = [_baseline(name) for name in baseline_list] + [_recipe(recipe) for recipe in recipe_list]
     if not found:
         raise ValueError("`recipes` and `baselines` must not both be empty: there is nothing to compare")
@@ -47,14 +47,14 @@ def why_not(variant: Variant, model: str, task: str) -> str | None:
     if variant.name != CSR:
         return None
     if task.startswith("graph"):
-        return "PyG joins small graphs to batches by their edge_index, so there is no adjacency to prepare"
+        return "PyG joins small graphs to batches by their edge_index, so there is no CSR adjacency to prepare"
     if model == "gat":
         return "PyG's GATConv turns a CSR adjacency back into edges at every call: as slow and as large as edge_index"
     return None
 
 
 def prepare(variant: Variant, model: nn.Module, one_graph: bool) -> None:
-    """Give a baseline's model the settings that serve it best: one graph need be normalised only once."""
+    """Give a baseline's model its best settings: a single graph is normalised only once."""
     from torch_geometric.nn import GCNConv
 
     for module in model.modules():

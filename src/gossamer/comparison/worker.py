@@ -1,10 +1,10 @@
-"""One run of one variant, in a process of its own: train, then say what it took.
+"""One run of one variant, in a process of its own: train, then return scores, time and memory.
 
-    peak_bytes          resident memory above that just before the model is made: libraries in use, data loaded
-    kept_bytes          held by autograd after the forward pass of one training batch, without features and graph
+    peak_bytes          peak of resident memory, above that before the model is built (libraries and data loaded)
+    kept_bytes          saved for backward in the forward pass of one training batch, without features and graph
     seconds_per_epoch   the median over the epochs after the first few, evaluation left out
 
-The CSR adjacency of a baseline is prepared before the count begins, like data; what a recipe builds counts as its own.
+The CSR adjacency of a baseline is prepared before, like the data, and does not count; what a recipe builds does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(job: Job) -> dict[str, Any]:
     """One entry of "runs" in a comparison."""
     torch.set_num_threads(job.settings.threads)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's notes on sparse tensors: nothing that who compares can act on
+        warnings.simplefilter("ignore")  # PyTorch warns about sparse tensors; users cannot act on that
         rehearse(job)
         data = load(job.settings.dataset, job.settings.split, job.settings.scale)
         if not isinstance(data, GraphList) and data.edge_index is None:
@@ -62,7 +62,7 @@ def run(job: Job) -> dict[str, Any]:
 def train_variant(
     job: Job, data: Any, adjacency: Any, on_epoch: Callable[[Epoch], object] | None = None
 ) -> tuple[nn.Module, TrainResult]:
-    """Make the model, give it what the variant is about, train it."""
+    """Build the model, convert it as the variant says, train it."""
     settings = job.settings
     seed_all(job.seed)
     model = models.build(settings.model, data, **settings.model_options)
@@ -89,12 +89,12 @@ def _tell(epoch: Epoch) -> None:
 
 
 def steady_seconds(seconds: list[float]) -> float:
-    """The median after the first epochs, in which memory is taken and caches fill; the last one of a short run."""
+    """The median after the first epochs, which allocate memory and fill caches; for a short run the last epoch."""
     return statistics.median(seconds[WARMUP_EPOCHS:] or seconds[-1:])
 
 
 def kept_bytes(job: Job, model: nn.Module, data: Any, adjacency: Any) -> int:
-    """What autograd holds after the forward pass of one training batch."""
+    """Bytes saved for backward in the forward pass of one training batch."""
     split = graph_split(job.settings.split) if isinstance(data, GraphList) else 0
     examples = examples_of(data, job.settings.batch_size, split, adjacency)
     seed_all(job.seed)  # the same batch for all variants
@@ -106,7 +106,7 @@ def kept_bytes(job: Job, model: nn.Module, data: Any, adjacency: Any) -> int:
 
 
 def rehearse(job: Job) -> None:
-    """Train a toy in the same way: what PyTorch and PyG load and set up at first use is no memory of the model."""
+    """Train a tiny model first, so that what PyTorch and PyG load at first use is not counted for the model."""
     small = replace(job.settings, width=4 * job.settings.heads, layers=2, epochs=1, split=None)
     toy = toy_graphs() if is_graph_level(small.dataset) else toy_nodes()
     adjacency = adjacency_of(job.variant, small.model, toy)

@@ -1,6 +1,6 @@
 """Graphs to work on: embedded, generated, from local files, and through PyG and OGB.
 
-data = load("digits")                          always there
+data = load("digits")                          embedded
 data = load("arxiv-like", scale=0.1)           generated, any size
 data = load("cora", split=0)                   a file in $GOSSAMER_DATA, else a download through PyG
 for info in available(): print(info)           what can be loaded here, and from where

@@ -1,4 +1,4 @@
-"""Downloads that end: either with a complete folder, or with an error that says what to do instead."""
+"""Downloads: the result is either a complete folder, or an error that says what to do instead."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fetch(name: str, tried: str, folder: Path, read: Callable[[str], _T]) -> _T:
     work = folder if placed else partial_folder(folder)
     try:
         with socket_timeout(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of other packages: nothing that a user of this one could change
+            warnings.simplefilter("ignore")  # warnings of other packages, which a user of this one cannot act on
             work.mkdir(parents=True, exist_ok=True)
             result = read(os.fspath(work))
         if not folder.exists():  # another process may have been first
@@ -73,7 +73,7 @@ def _explain(name: str, tried: str, folder: Path, error: Exception) -> str:
     ]
     text = f"{type(error).__name__}: {error}".strip(": ").partition("\n")[0]
     remedies.append(instead_of(name))
-    return f"dataset {name!r} could not be had through {tried} ({text}). Remedy: " + "; or ".join(remedies)
+    return f"dataset {name!r} could not be downloaded by {tried} ({text}). Remedy: " + "; or ".join(remedies)
 
 
 def instead_of(name: str) -> str:

@@ -1,7 +1,7 @@
-"""Where datasets lie on disk.
+"""The folders of datasets.
 
 $GOSSAMER_DATA       a folder of ready .npz graphs, read only; unset = there are none
-root=                where downloads and generated streams are kept; else
+root=                folder for downloads and generated graphs; else
 $GOSSAMER_CACHE      else
 ~/.cache/gossamer
 """
@@ -33,7 +33,7 @@ def data_folder_hint() -> str:
 
 
 def cache_folder(root: PathLike | None = None) -> Path:
-    """The folder for downloads and streams. It is named here, and made by whoever writes into it."""
+    """The folder for downloads and streams. Created by the function that writes into it."""
     chosen = root or os.environ.get("GOSSAMER_CACHE") or "~/.cache/gossamer"
     return Path(chosen).expanduser()
 

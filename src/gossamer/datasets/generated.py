@@ -1,4 +1,4 @@
-"""Generated sets with the sizes of well-known ones, for work at that size where the real ones cannot be had."""
+"""Generated sets with the sizes of well-known ones, for work at that size where the real ones are not available."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _ensure_stream(folder: Path, model: BlockModel, seed: int, dtype: str, progr
 
 
 def stream_folder(name: str, meta: dict[str, Any], root: Path) -> Path:
-    """Where the stream is kept: one folder for each set of parameters."""
+    """The folder of the stored graph: one for each set of parameters."""
     digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()[:12]
     return root / "streams" / f"{name}-{digest}"
 

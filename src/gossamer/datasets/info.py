@@ -1,4 +1,4 @@
-"""What is said about a dataset, and the three ways in which loading one can fail."""
+"""The description of a dataset, and the three errors of loading one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BadDatasetFile(ValueError):
 
 
 class DatasetUnavailable(RuntimeError):
-    """The name is known, but what it needs (a download, a package, disk space) is not to be had."""
+    """The name is known, but what it needs (a download, a package, disk space) is not available."""
 
 
 def check_options(loader: Callable[..., Any], name: str, options: dict[str, Any], first: int = 1) -> None:

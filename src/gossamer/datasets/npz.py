@@ -29,7 +29,7 @@ def bad(path: Path, array: str, expected: str, found: object) -> BadDatasetFile:
 
 @final
 class Npz:
-    """The arrays of one archive, each read when it is asked for. No file stays open."""
+    """The arrays of one archive, each read on access. No file stays open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""The parts of a Graph from what people have: edge lists, torch and SciPy matrices, and other graphs.
+"""Build the parts of a Graph from edge lists, torch and SciPy matrices, and other graphs.
 
 Each function returns the arguments of Graph: rowptr, col, num_src, value, perm.
 """
@@ -18,7 +18,7 @@ Parts = tuple[Tensor, Tensor, int, Tensor | None, Tensor | None]
 MERGES = ("keep", "sum", "mean", "max")
 
 
-@torch.inference_mode(False)  # a graph built during evaluation must serve training too
+@torch.inference_mode(False)  # a graph built during evaluation must be usable in training too
 def from_edge_index(
     edge_index: Tensor, num_nodes: int | tuple[int, int] | None, weight: Tensor | None, duplicates: str
 ) -> Parts:
@@ -61,8 +61,8 @@ def _check_weight(weight: Tensor, nnz: int) -> None:
 def check_fixed(name: str, weights: Tensor) -> None:
     if weights.requires_grad:
         raise ValueError(
-            f"`{name}` must not require grad: a Graph holds fixed weights. Detach it; for learnable weights build the "
-            "graph without them and pass ops.spmm(graph, x, value=graph.sort_edges(weight))"
+            f"`{name}` must not require grad: a Graph holds fixed weights. Detach it; for weights that require grad "
+            "build the graph without them and pass ops.spmm(graph, x, value=graph.sort_edges(weight))"
         )
 
 

@@ -1,4 +1,4 @@
-"""A graph as kernels want it: CSR by destination, built once, with what is derived from it cached on the object.
+"""A graph in the form of the kernels: CSR by destination, built once; what is derived from it is cached on it.
 
     rowptr[i] .. rowptr[i+1]   the edges into node i          (int64 [num_dst + 1])
     col[e], value[e]           their sources and weights      (int32, float32 [nnz]; value may be None: all 1)
@@ -27,7 +27,7 @@ from . import build, file
 
 Duplicates = Literal["keep", "sum", "mean", "max"]
 LARGE = 10**6
-"""Edges from which building leaves so much in malloc's hands that it is returned to the system."""
+"""From this many edges on, memory that malloc holds free after building is returned to the system."""
 
 
 @final
@@ -171,7 +171,7 @@ class Graph:
                 _checks.passed(t_rowptr, t_col, self.num_dst)
                 value = None if self.value is None else gather_rows(self.value, t_perm)
                 reverse = Graph(t_rowptr, t_col, self.num_dst, value)
-            del t_perm  # eight bytes an edge: made again for those who ask (`t_perm`)
+            del t_perm  # eight bytes an edge: recomputed by `t_perm` if needed
             if self.num_edges >= LARGE:
                 memory.trim_heap()
             reverse._facts()["t"] = weakref.ref(self)  # weak: a cycle would keep both alive until a collection
@@ -258,7 +258,7 @@ class Graph:
         return Graph, (self.rowptr, self.col, self.num_src, self.value, self.perm)
 
     def derived(self, key: str, compute: Any) -> Any:
-        """compute(), once for this graph: cached on it, and gone if one of its tensors is changed in place."""
+        """compute(), cached on this graph; the cache is emptied if one of its tensors is changed in place."""
         cache = self._facts()
         if key not in cache:
             with _outside_inference_mode():
@@ -294,7 +294,7 @@ class Graph:
 
 
 def _outside_inference_mode() -> contextlib.AbstractContextManager[object]:
-    """What is cached during evaluation must serve training too; a compiled graph is not traced in inference mode."""
+    """Tensors cached during evaluation must be usable in training; compiled code is not traced in inference mode."""
     return contextlib.nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
 
 

@@ -1,6 +1,6 @@
-"""What a computation costs: bytes kept for backward, peak memory, seconds.
+"""What a computation costs: bytes saved for backward, peak memory, seconds.
 
-    with measure.kept(exclude=[model, data]) as kept:       what autograd holds between forward and backward
+    with measure.kept(exclude=[model, data]) as kept:       the tensors that autograd saves for backward
         loss = step()
     print(kept)                                             every tensor, largest first; kept.bytes is their sum
 
@@ -11,8 +11,8 @@
     measure.kept_bytes(step), measure.epoch_seconds(step)   the same for one function, and its time
     measure.in_fresh_process(function, ...)                 value, peak and seconds in an interpreter of its own
 
-Kept bytes say what a method saves by design; the peak says what it saves on this machine, allocator included. Measure
-the peak in a fresh process: memory that earlier work left behind would be used again without being seen.
+Kept bytes, those saved for backward, depend on the method alone; the peak depends on the machine and its allocator too.
+Measure the peak in a fresh process: memory that earlier work freed would be reused, and not be counted.
 """
 
 from .fresh_process import Fresh, FreshProcessError, in_fresh_process

@@ -1,9 +1,9 @@
-"""One function in an interpreter of its own: nothing that ran before can lend it memory, and its crash stays its own.
+"""Run a function in a new interpreter: it reuses no memory of earlier work, and a crash ends only that process.
 
 The child is started anew, not forked, and imports only what the function's module imports; unlike a child of
 `multiprocessing` it does not run the main script again, so scripts need no `if __name__ == "__main__"`. Function,
 arguments and value travel as pickles through pipes, between a process and its own child. The child ends when its parent
-does, and where memory runs out the kernel is asked to take the child.
+does; if memory runs out, the kernel is told to kill the child first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which machine this is, and what it promises but does not keep."""
+"""The name of the processor, and whether the AMX instructions that it announces work."""
 
 from __future__ import annotations
 

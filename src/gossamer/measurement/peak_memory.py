@@ -2,8 +2,8 @@
 
 Linux keeps the highest resident size of a process (VmHWM in /proc/self/status) and sets it back to the current size
 when "5" is written to /proc/self/clear_refs. Where that file is missing or may not be written, the highest size since
-the process began (getrusage) stands in: `Peak.exact` is then False and `Peak.bytes` tells only by how much that record
-rose in the block, which is too little if memory had been higher before.
+the process began (getrusage) is used instead: `Peak.exact` is then False and `Peak.bytes` is only the rise of that
+maximum in the block, which is too little if memory had been higher before.
 """
 
 from __future__ import annotations

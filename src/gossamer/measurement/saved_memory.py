@@ -1,4 +1,4 @@
-"""The bytes that autograd holds between forward and backward, tensor by tensor."""
+"""The bytes that autograd saves for backward, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Kept:
 
 
 class _Saved:
-    """What stands in the autograd graph for a saved tensor. It dies with its node, so live ones are what is held."""
+    """Replaces a saved tensor in the autograd graph. It is freed with its node, so the live ones are what is saved."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -111,7 +111,7 @@ def _is_parameter(tensor: Tensor) -> bool:
 
 def _graph_addresses() -> set[int]:
     """Where the living graphs have their buffers: they were there before forward and stay after backward."""
-    graphs = [found for found in gc.get_objects() if type(found) is Graph]  # isinstance would wake lazy objects
+    graphs = [found for found in gc.get_objects() if type(found) is Graph]  # isinstance would load lazy objects
     return {_address(tensor) for graph in graphs for tensor in _tensors_in(graph)}
 
 

@@ -1,7 +1,7 @@
-"""A comparison, told: a table for the terminal, and one page with plots for people.
+"""The report of a comparison: a table for the terminal, and a page with plots.
 
 read        the comparison's JSON -> Comparison, with NaN for every number that is missing
-headline    what was found, in one sentence per recipe
+headline    the result, in one sentence per recipe
 columns     the table's cells; `table` shows them in a terminal, `page` in HTML
 markup      HTML and SVG as strings that are escaped once
 scale, labels, frame        ticks, labels that avoid each other, axes

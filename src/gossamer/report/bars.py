@@ -15,11 +15,11 @@ WIDTH, LONGEST_BAR, ROW = 340.0, 256.0, 44.0
 
 
 def cost_bars(told: Comparison) -> list[Markup]:
-    """Time, peak and what autograd keeps, one chart each."""
+    """Time, peak memory and bytes saved for backward, one chart each."""
     return [
         _bars(told, "Time per epoch", lambda v: v.seconds, seconds),
         _bars(told, "Peak memory", lambda v: v.peak_bytes, size),
-        _bars(told, "Kept for backward", lambda v: v.kept_bytes, size),
+        _bars(told, "Saved for backward", lambda v: v.kept_bytes, size),
     ]
 
 

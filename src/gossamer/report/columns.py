@@ -17,7 +17,7 @@ def headings(told: Comparison) -> list[str]:
         *faster,
         "peak\nmemory",
         *smaller,
-        "kept for\nbackward",
+        "saved for\nbackward",
     ]
 
 

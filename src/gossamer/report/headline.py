@@ -1,4 +1,4 @@
-"""What was found, in one sentence per recipe, good or bad.
+"""The result, in one sentence per recipe, good or bad.
 
 Scores are "the same within noise" when they differ by at most two standard errors of the difference,
 2 sqrt((s1^2 + s2^2) / seeds); with one seed nothing is known of the noise, and only equal figures are the same. Times
@@ -55,7 +55,7 @@ def _noise(variant: Variant, base: Variant, seeds: int) -> float:
 
 
 def _base_of(told: Comparison) -> Variant | None:
-    """The baseline that ratios are told against: the main one, or another one if that failed."""
+    """The baseline of the ratios: the main one, or another one if that failed."""
     working = {v.name: v for v in told.variants if v.works and not v.ours}
     return working.get(told.baseline) or next(iter(working.values()), None)
 
@@ -102,15 +102,14 @@ def _memory(smaller: float, base: str) -> str:
 
 
 def _kept(variant: Variant, base: Variant) -> str:
-    """What autograd holds, where that is another story than the peak: a few bits, or much more than before."""
+    """The bytes saved for backward, if they differ from the baseline's by more than the factor APART."""
     if not (variant.kept_bytes > 0 and base.kept_bytes > 0):
         return ""
     less = base.kept_bytes / variant.kept_bytes
     if 1 / APART <= less <= APART:
         return ""
-    return (
-        f", keeping {times(less)} less for backward" if less > 1 else f", keeping {times(1 / less)} more for backward"
-    )
+    ratio = f"{times(less)} fewer" if less > 1 else f"{times(1 / less)} more"
+    return f", with {ratio} bytes saved for backward"
 
 
 def _score(variant: Variant, base: Variant, told: Comparison) -> str:

@@ -91,8 +91,8 @@ def _small_print(told: Comparison) -> Markup:
     pairs = [joined((tag("dt", name), tag("dd", value))) for name, value in facts(told)]
     notes = (
         "± and bands: one standard deviation over the seeds. Test score: at the epoch of the best validation score. "
-        "Peak memory: above what the process held with its data loaded, before there was a model. "
-        "Kept for backward: what autograd holds after the forward pass. 1 GB is 10⁹ bytes."
+        "Peak memory: above what the process held with its data loaded, before the model was built. "
+        "Saved for backward: what autograd holds after the forward pass. 1 GB is 10⁹ bytes."
     )
     line = command(told)
     again = joined((tag("p", "To repeat it:"), tag("pre", _unbroken_words(line)))) if line else Markup("")

@@ -1,4 +1,4 @@
-"""The comparison's JSON as objects that can be told: a missing, null or infinite number is NaN from here on.
+"""The comparison's JSON as objects: a missing, null or infinite number is NaN from here on.
 
 A variant with a recipe is ours; one without is a baseline. `curve["seconds"]` holds the seconds of each epoch.
 """

@@ -1,4 +1,4 @@
-"""What autograd saves for any PyTorch model, in few bits, by hooks on saved tensors."""
+"""Saved tensors of any PyTorch model in few bits, by hooks on autograd's nodes."""
 
 from .hooks import compressed_activations
 

@@ -15,15 +15,15 @@ class Account:
     """What was saved for backward in a block, from its beginning on."""
 
     tensors: int = 0
-    """Tensors that are kept in few bits."""
+    """Tensors that are saved in few bits."""
     shared: int = 0
     """How often one of them was saved again, at no cost."""
     bytes_before: int = 0
     bytes_kept: int = 0
     left: Counter[str] = field(default_factory=Counter)
-    """Tensors that are kept as they are, by reason."""
+    """Tensors that are saved as they are, by reason."""
     exact: Counter[str] = field(default_factory=Counter)
-    """Bytes kept as they are because a function needs them exactly, by function."""
+    """Bytes saved as they are because a function needs them exactly, by function."""
     other_hooks: bool = False
     """Whether calls were left alone because of other saved-tensor hooks."""
 
@@ -34,25 +34,25 @@ class Account:
 
     def __str__(self) -> str:
         ratio = f" ({self.bytes_before / self.bytes_kept:.1f} times less)" if self.bytes_kept else ""
-        lines = [f"{self.tensors} tensors of {self.bytes_before:,} bytes are kept in {self.bytes_kept:,}{ratio}"]
+        lines = [f"{self.tensors} tensors of {self.bytes_before:,} bytes are saved in {self.bytes_kept:,}{ratio}"]
         if self.shared:
-            lines.append(f"{self.shared} more are the same ones again")
+            lines.append(f"{self.shared} more share the memory of these")
         if self.left:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.left.most_common())
-            lines.append(f"{self.left.total()} are kept as they are: {reasons}")
+            lines.append(f"{self.left.total()} are saved as they are: {reasons}")
         if self.exact:
             functions = ", ".join(f"{name} {count:,}" for name, count in self.exact.most_common())
             lines.append(f"{self.exact.total():,} bytes of these because exact values are needed: {functions}")
         if self.other_hooks:
             lines.append(
-                "other saved-tensor hooks were at work (checkpointing, save_on_cpu, gs.measure.kept); they go first"
+                "other saved-tensor hooks were active (checkpointing, save_on_cpu, gs.measure.kept) and took precedence"
             )
         return "\n".join(lines)
 
 
 @torch.compiler.disable
 def refuse_when_compiled() -> None:
-    """Raise if a compiled function is what runs: dynamo would take the block itself apart. Read off the stack."""
+    """Raise if called from a compiled function, which would trace the block itself. Found by walking the stack."""
     frame = sys._getframe(2)  # past the wrapper that keeps dynamo out of this function
     while frame is not None:
         if frame.f_code.co_filename == torch._dynamo.eval_frame.__file__:

@@ -1,7 +1,7 @@
-"""A saved tensor in few bits, and shared by all who save it.
+"""A saved tensor in few bits, shared by all nodes that save it.
 
     Bits     two values, one bit per element: masks, signs, slopes that are 0 or 1. Exact
-    Coded    what a codec makes of it
+    Coded    the tensor encoded by a codec
 
 Both stand for the tensor in the order of its memory, as rows: a tensor, its transpose and its reshapes are the same
 rows. `Saved` adds the shape and order in which one node wants them.
@@ -52,7 +52,7 @@ class Bits:
 
     @classmethod
     def of_two_values(cls, rows: Tensor) -> Bits | None:
-        """None if there are more, or if they are not numbers: codecs say so."""
+        """None if there are more than two values, or NaN, about which codecs raise."""
         probe = rows.view(-1)[:: max(1, rows.numel() // PROBE)]
         for seen in (probe, rows):
             low, high = seen.aminmax()
@@ -68,7 +68,7 @@ class Bits:
 
 
 class Coded:
-    """What a codec makes of a tensor."""
+    """A tensor encoded by a codec."""
 
     def __init__(self, codec: Codec, rows: Tensor, seed: int) -> None:
         self.codec = codec
@@ -114,10 +114,10 @@ Saved: TypeAlias = tuple[Shared, Layout]
 
 
 def restore(saved: Saved) -> Tensor:
-    """The tensor again, for a backward that is not to be differentiated itself."""
+    """The decoded tensor, for a backward that is not differentiated itself."""
     if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
-            "activations kept by compressed_activations allow one derivative (got create_graph=True): what backward "
+            "activations saved by compressed_activations allow one derivative (got create_graph=True): what backward "
             "decodes is not a function of the input. Compute what is differentiated twice outside of the block"
         )
     shared, layout = saved
@@ -125,13 +125,13 @@ def restore(saved: Saved) -> Tensor:
 
 
 class Shelf:
-    """Shared by key: the same elements at the same version, kept in the same way."""
+    """Saved tensors by key: the same elements at the same version, encoded in the same way."""
 
     def __init__(self) -> None:
         self._found: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary()
 
     def keep(self, x: Tensor, way: object, make: Callable[[Tensor], Bits | Coded | None]) -> tuple[Saved, bool] | None:
-        """x kept by `make` of its rows, unless it is there already; and whether it is new. None if nothing is made."""
+        """x encoded by `make`, or shared if it is saved already; and whether it is new. None if `make` returns None."""
         rows, layout = rows_of(x)
         storage = x.untyped_storage()
         copied = None if rows.data_ptr() == x.data_ptr() else (x.shape, x.stride())

@@ -1,4 +1,4 @@
-"""What any PyTorch model keeps between forward and backward, in few bits.
+"""Save the activations of any PyTorch model for backward in few bits.
 
     with gs.compressed_activations(gs.Blockwise(bits=4)) as account:
         loss = model(x)
@@ -6,22 +6,22 @@
     print(account)                      how many tensors, in how many bytes, and what was left alone
 
 The forward pass stays exact, bit for bit, and gradients carry noise of mean zero. For layers that `gs.lighten_` knows,
-its recipes keep less; this is for all others.
+its recipes save less; this is for all others.
 
-After each call of a torch function the backward nodes that it made are looked at, and what they saved is replaced by
+After each call of a torch function the backward nodes that it created are visited, and a saved tensor is replaced by
 few bits (`SavedTensor.register_hooks`) if the node is known to use it linearly, for its sign alone, or as a mask:
-rules.py. Elementwise functions such as GELU keep their slope: slopes.py. **Everything else is kept as it is**, by
+rules.py. Elementwise functions such as GELU save their slope: slopes.py. **Everything else is saved as it is**, by
 torch and with torch's own checks: softmax, exp, divisors, maxima, most losses, fused attention, custom
-`torch.autograd.Function`s, `torch.jit` and `torch.compile`d code. So are parameters with their views and casts, data
+`torch.autograd.Function`s, `torch.jit` and `torch.compile`d code. So are parameters with their views and casts, inputs
 that the caller holds, complex and sparse tensors, tensors with less than `least` elements, and tensors that another op
-keeps whole anyway.
+saves exactly anyway.
 
-A tensor that several ops save is kept once, so its noise is the same for all of them: in x * f(x W) the gradient of W
+A tensor that several ops save is stored once, so its noise is the same for all of them: in x * f(x W) the gradient of W
 meets it twice, and one element in D is off by its variance. What is compressed may be changed in place afterwards: the
-bits hold what it was. Where other saved-tensor hooks are at work (checkpointing, `save_on_cpu`, `gs.measure.kept`) they
-go first, and what backward itself computes is not compressed. Of nested blocks the innermost counts, and a block is its
-thread's own. All noise comes from one draw of torch's default generator when the block begins; enter it once per step
-if a resumed run is to repeat the noise.
+bits hold what it was. Where other saved-tensor hooks are active (checkpointing, `save_on_cpu`, `gs.measure.kept`) they
+take precedence, and what backward itself computes is not compressed. Of nested blocks the innermost
+counts, and a block is active in its own thread only. All noise comes from one draw of torch's default generator when
+the block begins; enter it once per step if a resumed run is to repeat the noise.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _here = threading.local()  # .active: the innermost block of this thread
 
 
 def compressed_activations(codec: Codec, least: int = LEAST) -> contextlib._GeneratorContextManager[Account]:
-    """A `with` block, or a decorator, in which what autograd saves is kept by `codec`; see the module's page.
+    """A `with` block, or a decorator, in which autograd saves tensors encoded by `codec`; see the module's docstring.
 
     Tensors with less than `least` elements are left alone. The block gives an `Account`, which can be printed.
     """
@@ -84,7 +84,7 @@ class _Compressing(TorchFunctionMode):
         self._least = least
         self._random = random.Random(int(torch.randint(2**63 - 1, ())))
         self._shelf = Shelf()
-        self._exact = Storages()  # kept whole by some node
+        self._exact = Storages()  # saved exactly by some node
         self._made = Storages()  # without a gradient, and made in the block: the caller does not hold them
         self.account = Account()
 
@@ -144,7 +144,7 @@ class _Compressing(TorchFunctionMode):
             self.account.left[left] += 1
 
     def _why_left(self, x: Tensor, how: Keeping, func: Any, inputs: Any) -> str | None:
-        """Why x is kept as it is, or None."""
+        """Why x is saved as it is, or None."""
         if not is_plain(x):
             return "of other kinds"
         if x.numel() < self._least:
@@ -169,7 +169,7 @@ class _Compressing(TorchFunctionMode):
         return share_memory(x, inputs) and x not in self._made
 
     def _keep(self, x: Tensor, saved: Any, how: Keeping, func: Any) -> bool:
-        """Let few bits stand for x in a node's SavedTensor; False if that cannot be."""
+        """Replace x by its codes in a node's SavedTensor; False if that is not possible."""
         autocast = torch.is_autocast_enabled(x.device.type)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():
             found = self._shelf.keep(x, self._codecs.get(how, how), functools.partial(self._make, how, func, x.shape))

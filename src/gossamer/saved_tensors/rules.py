@@ -1,8 +1,8 @@
-"""What each of torch's backward nodes does with a tensor it saved, and hence how that tensor may be kept.
+"""What each of torch's backward nodes does with a tensor it saved, and hence how that tensor may be compressed.
 
 A decoded tensor is the saved one plus noise of mean zero. Where a gradient is linear in the saved tensor it gets noise
 of mean zero too; where it is not (a sign, a comparison, a power, a quotient) noise would become a wrong gradient that
-nobody sees. So only what stands in these tables is compressed, and every other node keeps what it saved, exactly:
+nobody sees. So only what stands in these tables is compressed, and every other node saves its tensors exactly:
 
     PRODUCTS   operands of matrix products: linear; rows may be projected if the other operand is a parameter, so that
                their noise ends in its gradient
@@ -85,7 +85,7 @@ class Keeping(Enum):
 
 
 def keeping(node: Any, name: str, saved: Tensor) -> Keeping:
-    """How what `node` saved under `name` may be kept."""
+    """How the tensor that `node` saved under `name` may be compressed."""
     kind = type(node).__name__
     if not saved.is_floating_point():
         return Keeping.MASK

@@ -1,6 +1,6 @@
-"""Elementwise functions y = f(x) that keep their slope f'(x) instead of x or y.
+"""Elementwise functions y = f(x) that save their slope f'(x) instead of x or y.
 
-    dx = dout d^        d = f'(x), kept in few bits
+    dx = dout d^        d = f'(x), saved in few bits
 
 f' of a decoded x would be biased, because f' is not linear; a decoded f'(x) is not. The slope is taken by torch itself,
 right after the forward, which costs two more passes over memory. A slope of two values (ReLU6, clamp, hard shrink)

@@ -1,4 +1,4 @@
-"""The state of a training run in one safetensors file: what `resume` needs to go on bit for bit.
+"""The state of a training run in one safetensors file: what `resume` needs to continue bit for bit.
 
     model.<key>                  the weights and buffers after the last epoch
     best.<key>                   those of the best epoch so far
@@ -7,8 +7,8 @@
     metadata: format, checksum   CRC-32 of everything else
               state              JSON: history, measured precision, the other generators, settings, versions
 
-Written beside its place, flushed and renamed: whoever is killed leaves the old file or the new one, whole. There is
-no pickle in it, so a checkpoint from elsewhere cannot run code.
+Written to a temporary file, flushed and renamed: a process that is killed leaves the old file or the new one, whole.
+There is no pickle in it, so a checkpoint from elsewhere cannot run code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 def copy_of(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state dict, as they are now. What is no tensor cannot be written without pickle."""
+    """The tensors of a state dict, as they are now. Other values could only be written with pickle, and are refused."""
     strange = [key for key, value in state_dict.items() if not isinstance(value, Tensor)]
     if strange:
         raise TypeError(
@@ -81,7 +81,7 @@ def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     except OSError as error:
         raise NotWritten(
             f"{path} could not be written ({error}); what was there before is intact. Remedy: free some disk space or "
-            "mend the folder, then go on with resume"
+            "fix the folder, then continue with resume"
         ) from error
 
 

@@ -1,6 +1,6 @@
-"""When training has left the finite numbers: it stops before the weights take part.
+"""Divergence: training stops at the first NaN or infinity, before it reaches the weights.
 
-The loss is looked at before backward, every gradient before the optimizer's step, the validation score after the epoch.
+The loss is checked before backward, every gradient before the optimizer's step, the validation score after the epoch.
 The model is left with the weights of the last good step, the folder of the run with its last checkpoint.
 """
 
@@ -22,7 +22,7 @@ class TrainingDiverged(RuntimeError):
 
 
 def check_finite(what: str, value: float, when: str) -> None:
-    """`when` says in which epoch, and what is left on disk."""
+    """`when` names the epoch and the checkpoint on disk."""
     if not math.isfinite(value):
         raise TrainingDiverged(f"the {what} became {value} {when}. {REMEDY}")
 

@@ -1,12 +1,12 @@
-"""What lies in the folder of a run, and when a run may use it.
+"""The files in the folder of a run, and when a run may use the folder.
 
     run.json                  settings, versions, threads; written first
-    checkpoint.safetensors    where the run stands
-    result.json               what came of it; written last
+    checkpoint.safetensors    the state of the run
+    result.json               scores and times; written last
     events.out.tfevents.*     scalars for TensorBoard
 
 A folder belongs to one set of settings. Another run is refused, and so is the same one unless it says `resume`, so
-nothing is overwritten by accident. `epochs` alone may change: a resumed run may go further than it first meant to.
+nothing is overwritten by accident. `epochs` alone may change: a resumed run may train longer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """What a run is measured on; told in run.json, and not compared."""
+    """Machine and versions; written to run.json, but not compared on resumption."""
     machine = {"python": platform.python_version(), "threads": torch.get_num_threads(), "machine": platform.machine()}
     return machine | {name: _version(name) for name in PACKAGES}
 

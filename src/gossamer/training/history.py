@@ -1,4 +1,4 @@
-"""What happened epoch by epoch, and what came of it. Epochs count from 1."""
+"""The history of a run, epoch by epoch, and its result. Epochs count from 1."""
 
 from __future__ import annotations
 

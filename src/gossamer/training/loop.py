@@ -7,8 +7,8 @@
 A run that is killed at any moment and resumed ends with the same bits as one that was not: a checkpoint holds the
 weights, the optimizer's moments, the best weights, the history (from which early stopping is decided), the random
 generators (from which dropout, noise and the order of batches are drawn) and what automatic precision has measured.
-Resume with the number of threads that run.json tells: our kernels give the same bits for any number, PyG's own layers
-and matrix products need not.
+Resume with the number of threads in run.json: our kernels give the same bits for any number of threads, PyG's own
+layers and matrix products may not.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def train(
     recipe          lighten the model first, by this recipe; None trains it as it is
     patience        stop after so many epochs without a better validation score; None never does
     out             the folder of the run, with checkpoints, result.json and TensorBoard scalars; None writes nothing
-    resume          go on with the run in `out`
+    resume          continue the run in `out`
     adjacency       what the model gets instead of `data.edge_index`: a gs.Graph, or a torch.sparse tensor
     settings        more facts for run.json; on resumption they must be what they were
     on_epoch        called after every epoch with its number, loss, scores and seconds
@@ -111,7 +111,7 @@ def train(
 
 
 def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, examples: Examples, when: str) -> float:
-    """One pass over the training examples; the mean loss per example. Nothing that is not finite reaches a weight."""
+    """One pass over the training examples; the mean loss per example. Raises before NaN or infinity reach a weight."""
     model.train()
     total, count, state = 0.0, 0, model_state_of(model)
     for batch in examples.batches():
@@ -135,7 +135,7 @@ def evaluate(model: nn.Module, examples: Examples) -> tuple[float, float]:
 
 
 def _fill_lazy(model: nn.Module, examples: Examples) -> None:
-    """Layers that wait for their first input to know their size get it."""
+    """Initialise lazy layers, whose size depends on their first input."""
     if any(is_lazy(parameter) for parameter in model.parameters()):
         model.eval()
         with torch.no_grad():

@@ -62,7 +62,7 @@ def build(
     heads: int = 4,
     out_channels: int | None = None,
 ) -> nn.Module:
-    """A model for `data`. `heads` is for gat alone; `out_channels` is what the task asks for unless told."""
+    """A model for `data`. `heads` is for gat alone; `out_channels` defaults to that of the task."""
     cls, options = _class_of(name), _norm_of(norm)
     _check_sizes(name, layers, width, dropout, heads)
     task = task_of(data)

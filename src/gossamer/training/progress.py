@@ -17,7 +17,7 @@ Self = TypeVar("Self", bound="Shown")
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process that lies in RAM now, or None where the system does not tell."""
+    """Memory of this process that lies in RAM now, or None where the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):
@@ -26,7 +26,7 @@ def resident_bytes() -> int | None:
 
 
 class Shown:
-    """What is shown while a `with` block runs: `progress`, made by who inherits."""
+    """Shows `progress`, which a subclass creates, while a `with` block runs."""
 
     progress: Progress
 
@@ -57,7 +57,7 @@ class EpochBar(Shown):
             self.progress.update(self.bar, completed=len(history), description=describe(history))
 
     def tell(self, precision: Precision) -> None:
-        """One line for each module whose arithmetic was decided and not yet told, once no other is half measured."""
+        """One line for each new decision of automatic precision, once no module is half measured."""
         if self.progress.disable or not precision.settled:
             return
         for name, decision in precision.items():

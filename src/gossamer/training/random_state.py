@@ -1,4 +1,4 @@
-"""What a model may draw from without being told: torch's generator, numpy's and Python's own, and rounding's noise."""
+"""The global random generators: torch's, numpy's, Python's, and the stream of rounding noise."""
 
 from __future__ import annotations
 

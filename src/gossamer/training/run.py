@@ -43,7 +43,7 @@ class Run:
     def start(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, higher_is_better: bool
     ) -> tuple[History, dict[str, Tensor]]:
-        """The history and the best weights so far; the model, the optimizer and the generators are put there too."""
+        """The history and the best weights so far; restores the model, the optimizer and the generators, too."""
         history, best = History(higher_is_better), files.copy_of(model.state_dict())
         if self.folder is None:
             return history, best
@@ -92,7 +92,7 @@ class Run:
         self._log(history)
 
     def stopped_in(self, epoch: int) -> str:
-        """How a divergence in this epoch is told."""
+        """The part of the message of a divergence that names epoch and checkpoint."""
         kept = f"; {self.folder} keeps the checkpoint of epoch {self.saved_epoch}" if self.folder else ""
         return f"in epoch {epoch}, so training stopped{kept}"
 
@@ -118,7 +118,7 @@ class Run:
             )
 
     def _open_board(self, history: History) -> None:
-        """A writer whose first entry voids all older ones; what they said is written anew from the history."""
+        """A writer whose first entry invalidates all older ones; they are rewritten from the history."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from torch.utils.tensorboard import SummaryWriter

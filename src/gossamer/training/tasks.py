@@ -1,4 +1,4 @@
-"""What a dataset asks for: a loss, a score, and the number of outputs.
+"""The task of a dataset: its loss, its score, and the number of outputs.
 
     node multiclass        cross entropy    accuracy
     node binary, ROC AUC   cross entropy    area under the ROC curve of logit 1 - logit 0
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """How outputs are judged. `out` has one row per label in `y`, and `out_channels` columns."""
+    """How outputs are scored. `out` has one row per label in `y`, and `out_channels` columns."""
 
     name: str
     graph_level: bool
@@ -70,7 +70,7 @@ def _mae(out: Tensor, y: Tensor) -> float:
 
 
 def task_of(data: Data | Sequence[Data]) -> Task:
-    """The task of a node-level `Data` or of a list of graphs; told by `data.task`, else by the labels."""
+    """The task of a node-level `Data` or of a list of graphs; from `data.task` if it is set, else from the labels."""
     graph_level = isinstance(data, Sequence)
     if graph_level and not len(data):
         raise ValueError("`data` must hold at least one graph (got an empty list)")
@@ -151,7 +151,7 @@ def check_part(part: str, y: Tensor, task: Task) -> None:
     if y.is_floating_point() or int(y.max()) >= task.out_channels:
         raise ValueError(
             f"`data.y` must hold integer class ids below {task.out_channels} ({part} has {y.dtype}, up to {y.max()}); "
-            "set data.num_classes, or mend the labels"
+            "set data.num_classes, or fix the labels"
         )
     if task.metric == "roc_auc" and part != "train_mask":
         roc_auc(torch.zeros(len(y)), y)

@@ -1,4 +1,4 @@
-"""What bindings share: addresses, weights as kernels expect them, seeds, and scratch."""
+"""Shared by the bindings: addresses, weights as kernels expect them, seeds, and scratch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def noise(seed: int | None) -> tuple[bool, int]:
 
 
 def row_sums_scratch(rows: int, cols: int, pairs: int = 1) -> Tensor:
-    """Scratch for kernels that make pairs of sums over rows; never empty, since they clear it."""
+    """Scratch for kernels that compute pairs of sums over rows; never empty, since they clear it."""
     return memory.empty([pairs * library.scratch_floats(rows, cols)], F32)
 
 

@@ -1,4 +1,4 @@
-"""A chain that keeps few bits, as `chain_keep` and `chain_keep_rows` run it."""
+"""An epilogue that saves few bits, as `chain_keep` and `chain_keep_rows` run it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def _group(columns: int, block: int, bits: int) -> int:
 
 
 class Keeping(NamedTuple):
-    """A chain on its way: statistics, what is kept, and `run(start, end, out)`, which fills both for some rows.
+    """A prepared epilogue: its statistics, the tensors that it saves, and the calls that run it.
 
-    `multiply(outs, products, biases)` fills both for all rows, and the products of the result instead of it.
+    `run(start, end, out)` computes the result of some rows and what is saved of them;
+    `multiply(outs, products, biases)` does so for all rows, and writes products of the result instead of the result.
     """
 
     mean: Tensor

@@ -23,7 +23,7 @@ def contiguous_rows(x: QRows) -> QRows:
 
 
 class RowsTo:
-    """Int8 rows that are written a tile at a time."""
+    """Allocates int8 rows that are written a tile at a time."""
 
     def __init__(self, rows: int, columns: int, seed: int | None) -> None:
         self.rows = empty_rows(rows, columns)

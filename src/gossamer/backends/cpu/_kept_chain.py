@@ -1,4 +1,4 @@
-"""A kept chain as kernels take it, and its rows a tile at a time."""
+"""A saved epilogue as kernels take it, and its decoded rows a tile at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...ops.kept_chain import SavedEpilogue, is_smooth, slope_range
 from ._arguments import F32, MASK64, at, contiguous, enough
 
 TILE_ELEMENTS = 2**20
-"""Small beside the results; large enough that waiting for all threads twice a tile does not show on a busy machine."""
+"""Small compared with the results; large enough that two thread barriers per tile cost little on a busy machine."""
 
 
 def span(numel: int, block: int) -> int:

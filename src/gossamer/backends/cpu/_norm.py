@@ -1,4 +1,4 @@
-"""What a norm is to kernels: statistics, a scale and shift per column, and what they add to the gradient."""
+"""A norm as kernels take it: statistics, a scale and shift per column, and the statistics' part of the gradient."""
 
 from __future__ import annotations
 
