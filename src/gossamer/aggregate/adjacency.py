@@ -175,7 +175,8 @@ class Adjacency:
         known = facts.recall(x.codes, "sum")
         if known is not None and known.is_of(self):
             return known.rows
-        made = _Sum.of(self, self.product_rows(x, None))
+        with facts.lasting():
+            made = _Sum.of(self, self.product_rows(x, None))
         facts.note(x.codes, "sum", made)
         return made.rows
 
