@@ -252,6 +252,20 @@ def test_other_dtypes_are_left_to_pyg(conv, dtype, graph):
     assert torch.equal(module(x, graph[1]), want)
 
 
+@pytest.mark.parametrize("conv", CONVS)
+def test_float64_with_a_graph(conv, graph):
+    """A Graph cannot be left to PyG; its own float32 weights are all that is rounded."""
+    module = CONVS[conv]().double()
+    x = graph[0].detach().double().requires_grad_()
+    want = module(x, graph[1])
+    (dwant,) = torch.autograd.grad(want.square().sum(), x)
+    gs.lighten_(module)
+    found = module(x, gs.Graph.from_edge_index(graph[1], len(x)))
+    (dfound,) = torch.autograd.grad(found.square().sum(), x)
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dfound, dwant, rtol=1e-5, atol=1e-5)
+
+
 def test_sparse_features_are_left_to_pyg(graph):
     x = graph[0].detach().relu().to_sparse()
     for width in WIDTHS:

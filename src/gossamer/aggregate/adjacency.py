@@ -103,9 +103,12 @@ class Adjacency:
         t = self.graph.t()
         return Edges(self.graph.rowptr, self.graph.col, t.rowptr, t.col, self.graph.t_perm)
 
-    def _spread(self, nodes: int) -> Tensor | None:
-        """The diagonal as kernels take it: [nodes], one number expanded."""
-        return None if self.diagonal is None else self.diagonal.reshape(-1).expand(nodes)
+    def _spread(self, nodes: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        """The diagonal as kernels take it for rows of `dtype`: [nodes], one number expanded."""
+        if self.diagonal is None:
+            return None
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return self.diagonal.to(wide).reshape(-1).expand(nodes)
 
     # Float rows -------------------------------------------------------------------------------------------------
 
@@ -121,7 +124,7 @@ class Adjacency:
 
     def _by_op(self, x: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
         """As a registered op, which has a gradient of its own: that of maxima, and what `torch.compile` traces."""
-        diagonal = self._spread(x.size(0))
+        diagonal = self._spread(x.size(0), x.dtype)
         if not self.is_linear:
             return ops.spmm(self.graph, x, self.value, "max", bias=bias, diagonal=diagonal, rows=add)
         transposed: tuple[Tensor | None, ...] = (None, None, None, None)
@@ -133,7 +136,7 @@ class Adjacency:
     def back(self, dout: Tensor) -> Tensor:
         """A^T dout."""
         dout = dout.contiguous()
-        return row_sums(self.policy.transposed(self, dout), dout, self._spread(dout.size(0)))
+        return row_sums(self.policy.transposed(self, dout), dout, self._spread(dout.size(0), dout.dtype))
 
     def edge_gradient(self, x: Tensor, dout: Tensor) -> Tensor:
         """The gradient of `value`."""
@@ -154,7 +157,8 @@ class Adjacency:
         known = facts.recall(x.codes, "sum")
         if known is not None and known.is_of(self):
             return known.rows
-        made = _Sum.of(self, self.product_rows(x, None))
+        with facts.lasting():
+            made = _Sum.of(self, self.product_rows(x, None))
         facts.note(x.codes, "sum", made)
         return made.rows
 

@@ -39,4 +39,6 @@ class GINConv(pyg.GINConv):
         return self.nn.after_first(engine.of(first).convolve(x_src, adjacency, first, first.bias))
 
     def _diagonal(self) -> Tensor:
-        return 1 + self.eps if self.eps.requires_grad else torch.full((1,), 1.0 + float(self.eps))
+        if self.eps.requires_grad:
+            return 1 + self.eps
+        return torch.full((1,), 1.0 + float(self.eps), dtype=torch.float64)  # rounded to what the rows are

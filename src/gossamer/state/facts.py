@@ -10,7 +10,8 @@ those are not noticed; tensors made in inference mode count no changes at all, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -65,6 +66,16 @@ def note(tensor: Tensor, key: Hashable, fact: Any) -> None:
         _entry(_entries, tensor, version).facts[key] = fact
 
 
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """Where a fact is made: in inference mode, too, as ordinary tensors, which a training step may later save."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def remember(tensor: Tensor, key: Hashable, build: Callable[[], Fact], beside: Tensor | None = None) -> Fact:
     """`build()`, once for this version of `tensor` (and of `beside`) and this key."""
     version, other = version_of(tensor), None if beside is None else version_of(beside)
@@ -75,5 +86,6 @@ def remember(tensor: Tensor, key: Hashable, build: Callable[[], Fact], beside: T
         entry.beside = WeakTensorKeyDictionary() if entry.beside is None else entry.beside
         entry = _entry(entry.beside, beside, other)
     if key not in entry.facts:
-        entry.facts[key] = build()
+        with lasting():
+            entry.facts[key] = build()
     return entry.facts[key]

@@ -477,3 +477,18 @@ def _run(x, w, dout):
 
 def _defined(name, *args):
     return ops.OPS[name].reference(*args, *([None] if name == "quantize_rows" and len(args) == 1 else []))
+
+
+@pytest.mark.parametrize("kind", [pyg.GCNConv, pyg.SAGEConv, pyg.GATConv, pyg.GATv2Conv])
+def test_training_after_inference_mode(kind):
+    """What evaluation remembers of input and edges serves training: the result is the one of training alone."""
+    x, edges = data()
+    model = pyg.Sequential("x, edges", [(kind(WIDTH, WIDTH), "x, edges -> x"), nn.Linear(WIDTH, 5)])
+    gs.lighten_(model, gs.Recipe(compute=gs.Int8()))
+    alone = model(x.clone(), edges.clone())
+    with torch.inference_mode():
+        model(x, edges)
+    trained = model(x, edges)
+    trained.square().sum().backward()
+    assert torch.equal(trained, alone)
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
