@@ -79,7 +79,7 @@ def refuse_nan(zero: Tensor) -> None:
     """In torch's anomaly mode: an error if a block's metadata shows NaN or infinity. Else the gradient shows it."""
     if torch.is_anomaly_enabled() and zero.numel() and bool(zero.isnan().any()):
         raise ValueError(
-            f"{layer_here()}, what is kept for backward holds NaN or infinity; look for the step that diverged, or "
+            f"{layer_here()}, what is saved for backward holds NaN or infinity; look for the step that diverged, or "
             "clean the input with torch.nan_to_num"
         )
 

@@ -25,7 +25,7 @@ def pair_of(x: Any) -> tuple[Any, Any]:
 def under_policy(conv: Any, adjacency: Adjacency) -> Adjacency:
     """The adjacency with the recipe's policy of backward."""
     state = state_of(conv)
-    return adjacency.under(Exact() if state is None else state.recipe.backward)
+    return adjacency.under(Exact() if state is None else state.policy)
 
 
 def adjacency_of(

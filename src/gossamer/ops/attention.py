@@ -5,7 +5,7 @@
     ds_e = p_e (dp_e - sum over the row of p dp) leaky'(s_e)
     da_dst_i = sum of ds over row i         da_src_j = its sum over the edges out of j         da_edge_e = ds_e
 
-Everything is per node, or per edge and head; rows of features do not enter. Keeps p and the terms. The order
+Everything is per node, or per edge and head; rows of features do not enter. Saves p and the terms. The order
 of a row's sums depends on its length alone, so any number of threads gives the same bits.
 """
 

@@ -3,7 +3,7 @@
     out = dropout(act(z)), z = weight x_hat + bias        outs = out W_k^T + b_k for each product, or out itself
 
 `out` is made a few rows at a time when products follow: then it never exists as a whole. Beside the results come
-the statistics and what is kept (ops/kept_chain.py): codes of x_hat (of out where there is no norm) and marks. The
+the statistics and what is saved (ops/kept_chain.py): codes of x_hat (of out where there is no norm) and marks. The
 results are those of norm_act and linear, bit for bit up to the products' own order of sums.
 """
 

@@ -1,10 +1,10 @@
-"""The backward of products of a chain's result, which is made again from x, a few rows at a time.
+"""The backward of products of an epilogue's result, which is recomputed from x, a few rows at a time.
 
     z = norm(x)      out = dropout(act(z))  (ops/norm_act.py)      y_k = out W_k^T + b_k
 
     dW_k = g_k^T out      dz = (sum_k g_k W_k) * d out / d z      g_k the gradient of y_k
 
-So that neither a chain nor the product behind it keeps `out`. After ReLU and dropout most of `out` is zero, and so is
+So neither the epilogue nor the product behind it saves `out`. After ReLU and dropout most of `out` is zero, and so is
 its derivative: nothing is multiplied there. dx follows from dz as from the gradient of a norm alone. Statistics by
 column, fixed, or none.
 """

@@ -1,8 +1,8 @@
-"""Dropout whose mask is a function of (seed, element): made again in backward, or kept as one bit per element.
+"""Dropout whose mask is a function of (seed, element): recomputed in backward, or saved as one bit per element.
 
     keep_k = word(seed, k) >= round(p 2^32)        out_k = keep_k x_k / (1 - p)        dx_k = keep_k dout_k / (1 - p)
 
-`dropout` keeps nothing: its backward is itself. `relu_dropout` is dropout(relu(x)) in one pass and keeps one combined
+`dropout` saves nothing: its backward is itself. `relu_dropout` is dropout(relu(x)) in one pass and saves one combined
 bit per element, set where x > 0 and the element is kept; its backward is exact. NaN passes relu, so that a divergence
 stays visible. torch draws its CPU mask serially, which costs more than a memory pass by an order of magnitude.
 """

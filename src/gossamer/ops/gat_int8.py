@@ -10,8 +10,8 @@
 
 Softmax's gradient needs the mean of dp under p over each row. That mean is dots_i, as dropout may stand on either side
 of the product: sum of p_e dropout(<g_i, h_j>) = <g_i, sum of dropout(p_e) h_j>. Whoever has the sum at hand knows it by
-a product of two rows, and with log_sums all weights can be made again where they are used. So backward goes over the
-edges once, by source, reads one row of g for each, and no weight is kept.
+a product of two rows, and with log_sums all weights can be recomputed where they are used. So backward goes over the
+edges once, by source, reads one row of g for each, and no weight is saved.
 
 g and h are int8 rows with a scale each; attention, logits and their gradients are float32. ds stands in the order of
 the graph, so that its sums by row are da_dst. Rows of dh leave as floats, or, times `factor`, as codes. Sums are taken

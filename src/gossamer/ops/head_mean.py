@@ -6,8 +6,8 @@
     dvalue[e, h] = 1/H <dout_i, x[j, h]>            dbias = column sums of dout
 
 As `spmm` and a mean over heads, but the rows of all heads are never written, and backward gathers one row of `width`
-columns per edge for both gradients, in one pass over the transposed edges. Keeps value, and x if value is learned. The
-order of every sum is fixed, so any number of threads gives the same bits.
+columns per edge for both gradients, in one pass over the transposed edges. Saves value, and x if value requires grad.
+The order of every sum is fixed, so any number of threads gives the same bits.
 """
 
 from __future__ import annotations

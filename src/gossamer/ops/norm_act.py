@@ -8,8 +8,8 @@ of a graph, with rstd = 1 / (sqrt(var) + eps)); or they are fixed (batch norm in
     g = dropout'(dout) act'(z)       dbias = sum over rows of g        dweight = sum over rows of g x_hat
     dx = rstd (h - mean h - x_hat mean(h x_hat))                       h = weight g, means as `over` says
 
-Only x is kept: backward makes z and the mask again. Over columns that is two passes over x forward and two over
-(x, dout) backward, over rows one each; separate modules take six and seven, and keep three tensors.
+Only x is saved: backward recomputes z and the mask. Over columns that is two passes over x forward and two over
+(x, dout) backward, over rows one each; separate modules take six and seven, and save three tensors.
 """
 
 from __future__ import annotations

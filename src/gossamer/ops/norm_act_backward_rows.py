@@ -3,8 +3,8 @@
     dx as in norm_act's backward; then for each of one or two readers  rows of  dx * factor, and the column sums of dx
     dots[i, h] = <first reader's row i, x_i - origin> over the columns of head h, if there are heads
 
-A convolution or product before the chain reads its gradient only rounded, and summed by columns for its bias: dx in
-float32 then never reaches memory. Attention reads the products by head too (ops/gat_int8.py). Statistics by column,
+A convolution or product before the epilogue reads its gradient only quantised, and summed by columns for its bias: dx
+in float32 then never reaches memory. Attention reads the products by head too (ops/gat_int8.py). Statistics by column,
 fixed, or none.
 """
 

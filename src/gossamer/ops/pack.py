@@ -1,4 +1,4 @@
-"""Blocks of 1, 2, 4 or 8-bit codes: how tensors are kept in few bits (EXACT, block-wise EXACT).
+"""Blocks of 1, 2, 4 or 8-bit codes: how tensors are saved in few bits (EXACT, block-wise EXACT).
 
 The tensor is flattened; `block` consecutive elements share a zero z and a range r (the last block may be shorter):
 

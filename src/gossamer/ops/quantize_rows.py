@@ -4,7 +4,7 @@
 
 round is to the nearest even integer, or floor(t + u) with u uniform in [0, 1): stochastic, unbiased up to 2^-16 of a
 step (ops/random.py). Then |x^ - x| <= scale / 2, or < scale. Rows with a < 2^-100 become zeros with scale 0; a row with
-NaN or infinity gets scale NaN, so that whatever uses it shows it. Keeps one byte per value and four per row.
+NaN or infinity gets scale NaN, so that whatever uses it shows it. Takes one byte per value and four per row.
 """
 
 from __future__ import annotations

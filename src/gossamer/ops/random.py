@@ -5,7 +5,7 @@
     x ^= high(index) * 0x9e3779b9 + b;          x ^= x >> 15;   x *= 0x846ca68b;   x ^= x >> 16     (mod 2^32)
 
 For one seed the map is a bijection of the low 32 bits, so words are uniform. An element's word depends on nothing else:
-not on threads, device or order, and masks can be made again instead of being stored. C++: csrc/random-inl.h.
+not on threads, device or order, and masks can be recomputed instead of being stored. C++: csrc/random-inl.h.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ x [num_src, heads, width]. bfloat16 rows are summed in float32.
     d bias  = column sums of dout,  d rows = dout
     d value = dst_scale_i * src_scale_j * <dout_i, x_j> per head                                      (ops/sddmm.py)
 
-With fixed values nothing is kept for backward but the graph and the diagonal. Cost: nnz * width multiplications, and as
-many elements read; the sum of a row is taken in edge order, so results do not depend on the number of threads.
+With fixed values nothing is saved for backward but the graph and the diagonal. Cost: nnz * width multiplications, and
+as many elements read; the sum of a row is taken in edge order, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations

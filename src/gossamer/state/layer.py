@@ -52,6 +52,8 @@ class LayerState:
     model: ModelState
     engine: Any
     """How the module computes: the recipe, lowered (engine.lower)."""
+    policy: Any
+    """What backward multiplies of the module's adjacency; one that remembers something is the module's own object."""
     precision: Any = None
     """Measures rounding in the first steps, if the recipe leaves the precision to be found; a convolution shares it
     with all it holds."""
