@@ -210,19 +210,20 @@ class _Product(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, value: Tensor | None, bias: Tensor | None, add: Tensor | None, adjacency: Adjacency
     ) -> Tensor:
-        ctx.adjacency = dataclasses.replace(adjacency, value=None) if ctx.needs_input_grad[1] else adjacency
-        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (bias, add)]
-        ctx.save_for_backward(*((x, value) if ctx.needs_input_grad[1] else ()))
+        _, needs_value, *_ = ctx.needs_input_grad
+        ctx.adjacency = dataclasses.replace(adjacency, value=None) if needs_value else adjacency
+        ctx.bias_dtype, ctx.add_dtype = (None if tensor is None else tensor.dtype for tensor in (bias, add))
+        ctx.save_for_backward(*((x, value) if needs_value else ()))
         return adjacency._by_op(x, bias, add)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        adjacency, needs, saved = ctx.adjacency, ctx.needs_input_grad, ctx.saved_tensors
-        dvalue = None
-        if needs[1]:
-            x, value = saved
+        needs_x, needs_value, needs_bias, needs_add, _ = ctx.needs_input_grad
+        adjacency, dvalue = ctx.adjacency, None
+        if needs_value:
+            x, value = ctx.saved_tensors
             adjacency = dataclasses.replace(adjacency, value=value)
             dvalue = adjacency.edge_gradient(x, dout)
-        dx = adjacency.back(dout) if needs[0] else None
-        dbias = bias_gradient(dout).to(ctx.dtypes[0]) if needs[2] else None
-        return dx, dvalue, dbias, dout.to(ctx.dtypes[1]) if needs[3] else None, None
+        dx = adjacency.back(dout) if needs_x else None
+        dbias = bias_gradient(dout).to(ctx.bias_dtype) if needs_bias else None
+        return dx, dvalue, dbias, dout.to(ctx.add_dtype) if needs_add else None, None

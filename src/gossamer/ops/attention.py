@@ -110,7 +110,8 @@ def _gat_backward(ctx: Any, dp: Tensor) -> tuple[Tensor | None, ...]:
     ds, da_dst = gat_attention_backward.followed(rowptr, col, a_src, a_dst, a_edge, ctx.slope, p, dp.contiguous())
     if t_rowptr is None:
         t_rowptr, _, t_perm = transpose_csr(rowptr, col, a_src.size(0))
-    da_src = edge_sums.followed(t_rowptr, t_perm, ds) if ctx.needs_input_grad[2] else None
+    _, _, needs_src, *_ = ctx.needs_input_grad
+    da_src = edge_sums.followed(t_rowptr, t_perm, ds) if needs_src else None
     return (
         None, None, da_src, None if a_dst is None else da_dst, None if a_edge is None else ds, None, None, None,
     )  # fmt: skip

@@ -78,14 +78,14 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, value, x, *transposed = ctx.saved_tensors
     dvalue = dx = None
-    if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+    _, _, of_value, of_x, of_bias, *_ = ctx.needs_input_grad
+    if of_value or of_x:
         if transposed[0] is None:
             transposed = transpose_csr(rowptr, col, ctx.num_src)
-        of_value, of_x = ctx.needs_input_grad[2], ctx.needs_input_grad[3]
         given = (value, x if of_value else None, dout.contiguous(), of_x)
         dx, dvalue = head_mean_backward.followed(*transposed, *given)
         dx, dvalue = dx if of_x else None, dvalue if of_value else None
-    dbias = column_sums(dout.contiguous()) if ctx.needs_input_grad[4] else None
+    dbias = column_sums(dout.contiguous()) if of_bias else None
     return None, None, dvalue, dx, dbias, None, None, None
 
 

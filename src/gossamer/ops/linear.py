@@ -45,17 +45,19 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None) -
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, bias, _ = inputs
-    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+    _, needs_weight, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(x if needs_weight else None, weight)
     ctx.has_bias = bias is not None
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     dout = dout.contiguous()
-    dx = linear_op(dout, weight.t(), None, None) if ctx.needs_input_grad[0] else None
-    dweight = weight_grad.followed(dout, x) if ctx.needs_input_grad[1] else None
-    dbias = bias_gradient(dout) if ctx.has_bias and ctx.needs_input_grad[2] else None
-    return dx, dweight, dbias, dout if ctx.needs_input_grad[3] else None
+    needs_x, needs_weight, needs_bias, needs_rows = ctx.needs_input_grad
+    dx = linear_op(dout, weight.t(), None, None) if needs_x else None
+    dweight = weight_grad.followed(dout, x) if needs_weight else None
+    dbias = bias_gradient(dout) if ctx.has_bias and needs_bias else None
+    return dx, dweight, dbias, dout if needs_rows else None
 
 
 linear_op = define(

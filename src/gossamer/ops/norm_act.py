@@ -195,7 +195,8 @@ def _backward(ctx: Any, dout: Tensor, *unused: Tensor | None) -> tuple[Tensor | 
         e = e._replace(mean=mean, var=var)
     dx, dweight, dbias = norm_act_backward.followed(dout.contiguous(), x, e)
     own = NO_GRADIENTS._replace(weight=None if e.weight is None else dweight, bias=None if e.bias is None else dbias)
-    return dx if ctx.needs[0] else None, own
+    needs_x, _ = ctx.needs
+    return dx if needs_x else None, own
 
 
 def check_statistics(x: Tensor, e: Epilogue) -> None:

@@ -63,9 +63,10 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, a, b, t_rowptr, t_col, t_perm = ctx.saved_tensors
     da = db = None
     dout = dout.contiguous()
-    if ctx.needs_input_grad[2]:
+    _, _, needs_a, needs_b, *_ = ctx.needs_input_grad
+    if needs_a:
         da = spmm_op(Sparse(rowptr, col, dout), b, None, None, None, t_rowptr, t_col, t_perm, None)
-    if ctx.needs_input_grad[3]:
+    if needs_b:
         if t_rowptr is None:
             t_rowptr, t_col, t_perm = transpose_csr(rowptr, col, b.size(0))
         db = row_sums(Sparse(t_rowptr, t_col, gather_rows(dout, t_perm)), a)

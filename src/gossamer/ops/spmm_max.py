@@ -85,9 +85,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _backward(ctx: Any, dout: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     rowptr, col, value, x, winner = ctx.saved_tensors
     dx = dvalue = None
-    if ctx.needs_input_grad[3]:
+    _, _, needs_value, needs_x, *_ = ctx.needs_input_grad
+    if needs_x:
         dx = spmm_max_backward.followed(rowptr, col, value, winner, dout.contiguous(), ctx.num_src)
-    if ctx.needs_input_grad[2]:
+    if needs_value:
         has_edges = rowptr.diff() > 0
         edge = (rowptr[:-1].unsqueeze(1) + winner.long())[has_edges]  # [rows with edges, columns]
         of_winner = dout[has_edges] * torch.gather(x, 0, col.long()[edge])

@@ -42,11 +42,12 @@ class _Products(torch.autograd.Function):
         with torch.no_grad():
             douts = tuple(map(whole, douts))
             dx = sum_of_products(douts, weights) if needs_x else None
-            wanted = [k for k in range(ctx.count) if needs[2 * k]]
+            needs_weights, needs_biases = needs[::2], needs[1::2]
+            wanted = [k for k, needed in enumerate(needs_weights) if needed]
             dweights = dict(zip(wanted, ctx.products(saved, [douts[k] for k in wanted]), strict=True)) if wanted else {}
             params: list[Tensor | None] = []
-            for k, dout in enumerate(douts):
-                params += [dweights.get(k), bias_gradient(dout) if needs[2 * k + 1] else None]
+            for k, (dout, needs_bias) in enumerate(zip(douts, needs_biases, strict=True)):
+                params += [dweights.get(k), bias_gradient(dout) if needs_bias else None]
         return refuse_twice(dx, None, douts[0] if needs_add else None, *params)
 
 
