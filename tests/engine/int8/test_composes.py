@@ -479,11 +479,20 @@ def _defined(name, *args):
     return ops.OPS[name].reference(*args, *([None] if name == "quantize_rows" and len(args) == 1 else []))
 
 
+class ConvAndLinear(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.conv, self.lin = kind(WIDTH, WIDTH), nn.Linear(WIDTH, 5)
+
+    def forward(self, x, edges):
+        return self.lin(self.conv(x, edges))
+
+
 @pytest.mark.parametrize("kind", [pyg.GCNConv, pyg.SAGEConv, pyg.GATConv, pyg.GATv2Conv])
 def test_training_after_inference_mode(kind):
     """What evaluation remembers of input and edges serves training: the result is the one of training alone."""
     x, edges = data()
-    model = pyg.Sequential("x, edges", [(kind(WIDTH, WIDTH), "x, edges -> x"), nn.Linear(WIDTH, 5)])
+    model = ConvAndLinear(kind)
     gs.lighten_(model, gs.Recipe(compute=gs.Int8()))
     alone = model(x.clone(), edges.clone())
     with torch.inference_mode():
