@@ -27,6 +27,14 @@ settings.register_profile("same", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+@pytest.fixture(autouse=True)
+def _own_forward_of_sequential() -> Iterator[None]:
+    """PyG puts the forward that it generates for one Sequential onto the class of all: not beyond a test."""
+    before = sequential.Sequential.forward
+    yield
+    sequential.Sequential.forward = before
+
+
 def pytest_collection_finish() -> None:
     """Takes fourteen thousand tests and all of torch out of garbage collection, which many tests ask for."""
     gc.collect()
