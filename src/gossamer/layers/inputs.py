@@ -23,7 +23,7 @@ def pair_of(x: Any) -> tuple[Any, Any]:
 
 
 def under_policy(conv: Any, adjacency: Adjacency) -> Adjacency:
-    """The adjacency with the recipe's policy of backward."""
+    """The adjacency with the policy of backward that the convolution was given."""
     state = state_of(conv)
     return adjacency.under(Exact() if state is None else state.policy)
 
