@@ -124,19 +124,19 @@ class Engine(ABC):
     """Whether activations are saved in few bits."""
 
     @property
-    @abstractmethod
     def floats(self) -> Engine:
         """The engine of everything that is no product: itself, or what an int8 engine stands on."""
+        return self
 
     @abstractmethod
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
         """x W^T + b + add."""
 
-    @abstractmethod
     def products_of(
         self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
     ) -> tuple[Tensor, ...] | None:
         """x W_k^T + b_k for each k; None, with the epilogue still to run, where that cannot be."""
+        return x.products(list(weights), list(biases)) if x.multiplies else None
 
     @abstractmethod
     def aggregate(
@@ -154,11 +154,14 @@ class Engine(ABC):
     ) -> Tensor:
         """`convolve` for a plain `lin` and a linear adjacency."""
 
-    @abstractmethod
     def convolve_deferred(
         self, x: Deferred, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any
     ) -> Tensor | None:
         """The same behind an epilogue, of which x_dst is the result, too; None where that cannot be."""
+        roots = [] if root is None else [root]
+        weights, biases = [lin.weight, *(r.weight for r in roots)], [None, *(r.bias for r in roots)]
+        made = self.products_of(x, weights, biases)
+        return None if made is None else self.aggregate(adjacency, made[0], bias, made[1] if roots else None)
 
     @abstractmethod
     def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -23,21 +22,12 @@ class Float32(Engine):
     deterministic: bool = False
     """Results must not depend on the number of threads, as beside int8 products: ours are used for any size."""
 
-    @property
-    def floats(self) -> Engine:
-        return self
-
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
         large = self.deterministic or x.size(0) * weight.size(0) >= rules.least.fused  # pooled pages pay
         if rules.is_dense(x, 1) and large:
             return ops.linear(x, weight, bias, add)
         out = nn.functional.linear(x, weight, bias)
         return out if add is None else out + add
-
-    def products_of(
-        self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-    ) -> tuple[Tensor, ...] | None:
-        return x.products(list(weights), list(biases)) if x.multiplies else None
 
     def aggregate(
         self, adjacency: Adjacency, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None
@@ -51,14 +41,6 @@ class Float32(Engine):
         if self.aggregates_first(x, lin.weight.size(0)):
             return self.product(self.aggregate(adjacency, x), lin.weight, bias, rooted)
         return self.aggregate(adjacency, self.product(x, lin.weight, None), bias, rooted)
-
-    def convolve_deferred(
-        self, x: Deferred, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any
-    ) -> Tensor | None:
-        roots = [] if root is None else [root]
-        weights, biases = [lin.weight, *(r.weight for r in roots)], [None, *(r.bias for r in roots)]
-        made = self.products_of(x, weights, biases)
-        return None if made is None else self.aggregate(adjacency, made[0], bias, made[1] if roots else None)
 
     def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
         h = self.multiply(a.lins[0], x)

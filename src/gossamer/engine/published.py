@@ -6,7 +6,6 @@ is saved again by every layer that reads it; an activation and a dropout save on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -25,7 +24,7 @@ from .saved import epilogue as epilogues
 from .saved.engine import Saved
 from .saved.products import products
 from .saved.source import encoded
-from .saved.sums import weighted_sum
+from .saved.sums import needs_rows, weighted_sum
 
 
 @final
@@ -40,26 +39,16 @@ class Published(Engine):
     def whole(self) -> Float32:
         return self.shared.whole
 
-    @property
-    def floats(self) -> Engine:
-        return self
-
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
         if not rules.saves_rows(x):
             return self.whole.product(x, weight, bias, add)
         x = x.contiguous()
         return products(x, [weight], [bias], encoded(x, self.shared.saving.rows), add)[0]
 
-    def products_of(
-        self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-    ) -> tuple[Tensor, ...] | None:
-        return self.whole.products_of(x, weights, biases)
-
     def aggregate(
         self, adjacency: Adjacency, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None
     ) -> Tensor:
-        value = adjacency.value
-        if value is None or not value.requires_grad or not adjacency.is_linear or not rules.saves_little(x):
+        if not needs_rows(adjacency, x):
             return self.whole.aggregate(adjacency, x, bias, add)
         return weighted_sum(adjacency, x, self.shared.saving.values, bias, add)
 
@@ -71,11 +60,6 @@ class Published(Engine):
         if both or self.aggregates_first(x, lin.weight.size(0)):
             return self.product(self.aggregate(adjacency, x), lin.weight, bias, rooted)
         return self.aggregate(adjacency, self.product(x, lin.weight, None), bias, rooted)
-
-    def convolve_deferred(
-        self, x: Deferred, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any
-    ) -> Tensor | None:
-        return self.whole.convolve_deferred(x, adjacency, lin, bias, root)
 
     def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
         return self.whole.project(x, x_dst, a, shows_weights)

@@ -26,7 +26,7 @@ from .gatv2 import gatv2_sum
 from .policy import Saving
 from .products import known_product, of_neighbours, products
 from .source import encoded, is_free, source_of
-from .sums import weighted_sum
+from .sums import needs_rows, weighted_sum
 
 
 @final
@@ -37,10 +37,6 @@ class Saved(Engine):
     """For what is too small to gain, and where no backward will come."""
 
     saves = True
-
-    @property
-    def floats(self) -> Engine:
-        return self
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
         if not rules.saves_rows(x):
@@ -53,16 +49,10 @@ class Saved(Engine):
         x = x.contiguous()
         return products(x, weights, biases, source_of(x, self.saving), add)
 
-    def products_of(
-        self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-    ) -> tuple[Tensor, ...] | None:
-        return self.whole.products_of(x, weights, biases)
-
     def aggregate(
         self, adjacency: Adjacency, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None
     ) -> Tensor:
-        value = adjacency.value
-        if value is None or not value.requires_grad or not adjacency.is_linear or not rules.saves_little(x):
+        if not needs_rows(adjacency, x):
             return self.whole.aggregate(adjacency, x, bias, add)
         return weighted_sum(adjacency, x, self.saving.values if x.requires_grad else None, bias, add)
 
@@ -89,14 +79,6 @@ class Saved(Engine):
             summed = adjacency.product(x).contiguous()
             return products(summed, [lin.weight], [bias], encoded(summed, self.saving.sums))[0]
         return self.product(self.aggregate(adjacency, x), lin.weight, bias, rooted)
-
-    def convolve_deferred(
-        self, x: Deferred, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any
-    ) -> Tensor | None:
-        roots = [] if root is None else [root]
-        weights, biases = [lin.weight, *(r.weight for r in roots)], [None, *(r.bias for r in roots)]
-        made = self.products_of(x, weights, biases)
-        return None if made is None else self.aggregate(adjacency, made[0], bias, made[1] if roots else None)
 
     def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
         together = not isinstance(a, Gat) and len(a.lins) == 2 and x_dst is x and all(map(rules.is_plain, a.lins))

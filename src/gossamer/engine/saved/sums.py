@@ -16,6 +16,7 @@ from torch import Tensor
 from ...aggregate import Adjacency
 from ...codecs import Codec
 from ...codecs.codec import Codes
+from .. import rules
 from ..gradient import whole
 from ..noise import draw_seed, refuse_twice
 
@@ -44,6 +45,12 @@ class _WeightedSum(torch.autograd.Function):
             if needs_x:
                 dx = adjacency.back(dout)
         return refuse_twice(dx, dvalue, None, None)
+
+
+def needs_rows(adjacency: Adjacency, x: Tensor) -> bool:
+    """Whether the gradient of the edges' weights needs x, and x is to be saved in few bits."""
+    value = adjacency.value
+    return value is not None and value.requires_grad and adjacency.is_linear and rules.saves_little(x)
 
 
 def weighted_sum(
