@@ -10,6 +10,8 @@ from torch import Tensor
 import gossamer as gs
 
 from .compare import UNIT
+from .graphs import random_graph
+from .tensors import tensors
 
 
 def _edges(*pairs: tuple[int, int]) -> Tensor:
@@ -102,3 +104,15 @@ def assert_same(model, *args, train=None, roundings=40, **named) -> gs.pyg.Repor
         for ours, pyg, truth in zip(*results, strict=True):
             assert_close(ours, pyg, truth, roundings)
     return report
+
+
+def attention_arguments(name, nodes, columns, edges):
+    """What an attention layer is called with, by its name: pairs of nodes, sources only, features of edges."""
+    graph = random_graph(nodes, nodes, edges)
+    x, other, attr = tensors((nodes, columns), (nodes, columns), (graph.num_edges, 3), seed=2)
+    edge_index = graph.edge_index
+    if "two kinds" in name:
+        return (x, other), edge_index
+    if "sources only" in name:
+        return (x, None), edge_index
+    return (x, edge_index, attr) if "edges" in name else (x, edge_index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -27,3 +28,13 @@ def _cotangent(shape: torch.Size, dtype: torch.dtype) -> Tensor:
 def dots(outs: Sequence[Tensor]) -> Tensor:
     """A scalar whose gradients are fixed random matrices."""
     return torch.stack([(out * _cotangent(out.shape, out.dtype)).sum() for out in outs]).sum()
+
+
+def assert_one_derivative(loss: Tensor, leaves: Sequence[Tensor]) -> None:
+    """Backward can be run again with the same result; differentiating it is an error that names the way out."""
+    first, again = (torch.autograd.grad(loss, leaves, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    grads = torch.autograd.grad(loss, leaves, create_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, grads, strict=True))
+    with pytest.raises(RuntimeError, match=r"allow one derivative.*activations=gs.Keep\(\)"):
+        grads[0].square().sum().backward()

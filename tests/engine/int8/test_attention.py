@@ -21,6 +21,7 @@ from support.compare import cosine
 from support.graphs import random_graph
 from support.int8_attention import Held, dots, exact_gat, exact_gatv2, whole_codes
 from support.paths import forced
+from support.pyg_models import attention_arguments
 from support.tensors import tensors
 from support.traces import Calls, nodes_of
 
@@ -235,14 +236,7 @@ MANY = 300
 
 
 def arguments(name):
-    graph = random_graph(MANY, MANY, 2400)
-    x, other, attr = tensors((MANY, 16), (MANY, 16), (graph.num_edges, 3), seed=2)
-    edge_index = graph.edge_index
-    if "two kinds" in name:
-        return (x, other), edge_index
-    if "sources only" in name:
-        return (x, None), edge_index
-    return (x, edge_index, attr) if "edges" in name else (x, edge_index)
+    return attention_arguments(name, MANY, 16, 2400)
 
 
 def sums_int8(out):

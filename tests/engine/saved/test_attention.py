@@ -22,7 +22,8 @@ from gossamer.engine.saved.products import known_product
 from gossamer.engine.saved.source import source_of
 from support.codecs import Identity
 from support.graphs import random_graph
-from support.saved import saving_by
+from support.pyg_models import attention_arguments
+from support.saved import assert_one_derivative, saving_by
 from support.tensors import seeded, tensors
 from support.traces import nodes_of
 from support.unbiased import assert_unbiased, draws_of
@@ -88,14 +89,7 @@ LAYERS = {
 
 
 def arguments(name):
-    graph = random_graph(NODES, NODES, 300)
-    x, other, attr = tensors((NODES, 12), (NODES, 12), (graph.num_edges, 3), seed=2)
-    edge_index = graph.edge_index
-    if "two kinds" in name:
-        return (x, other), edge_index
-    if "sources only" in name:
-        return (x, None), edge_index
-    return (x, edge_index, attr) if "edges" in name else (x, edge_index)
+    return attention_arguments(name, NODES, 12, 300)
 
 
 def saves_few(out):
@@ -285,12 +279,7 @@ def test_backward_twice_gives_the_same_and_second_derivatives_are_refused(kind):
     function, h, leaves = call(kind)
     leaves = [h, *leaves]
     loss = function(h).square().sum()
-    first, again = (torch.autograd.grad(loss, leaves, retain_graph=True) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    grads = torch.autograd.grad(loss, leaves, create_graph=True)
-    assert all(torch.equal(a, b) for a, b in zip(first, grads, strict=True))
-    with pytest.raises(RuntimeError, match=r"allow one derivative.*activations=gs.Keep\(\)"):
-        grads[0].square().sum().backward()
+    assert_one_derivative(loss, leaves)
 
 
 def test_bytes_saved_by_gat():
