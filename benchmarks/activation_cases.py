@@ -1,9 +1,9 @@
 """What each departure from the published form of compressed activations gains, one small experiment each.
 
-norms        x_hat is kept, not the input: squared error of a gradient over its squared norm
-activations  the derivative is kept, not the input: how far the mean gradient is from the true one
-sage         one tensor is kept, not the rows and their sums: bytes
-chain        norm, activation, dropout and product share one stash: bytes
+norms        x_hat is saved, not the input: squared error of a gradient over its squared norm
+activations  the derivative is saved, not the input: how far the mean gradient is from the true one
+sage         one tensor is saved, not the rows and their sums: bytes
+epilogue     norm, activation, dropout and product share one saved tensor: bytes
 dweight      weight gradients without the decoded rows: seconds and peak memory
 
 and the model whose bytes are compared with what the published code logged.
@@ -144,11 +144,11 @@ def shared_bytes(threads: int, quick: bool) -> list[dict[str, Any]]:
     nodes, columns = 1000 if quick else 20_000, 128
     torch.manual_seed(0)
     x, edge_index = torch.randn(nodes, columns, requires_grad=True), torch.randint(0, nodes, (2, 4 * nodes))
-    chain = nn.Sequential(nn.BatchNorm1d(columns), nn.ReLU(), nn.Dropout(0.5), nn.Linear(columns, columns))
+    epilogue = nn.Sequential(nn.BatchNorm1d(columns), nn.ReLU(), nn.Dropout(0.5), nn.Linear(columns, columns))
     found = []
     for what, said, layer, others in (
         ("SAGE keeps one tensor, not rows and sums", "SAGEConv", SAGEConv(columns, columns), (edge_index,)),
-        ("a chain keeps one stash", "batch norm, ReLU, dropout, linear", chain, ()),
+        ("an epilogue saves one tensor", "batch norm, ReLU, dropout, linear", epilogue, ()),
     ):
         kept = []
         for recipe in (PUBLISHED, OURS):

@@ -27,7 +27,7 @@ def both(b: Bench, forward: Run, *leaves: torch.Tensor) -> Run:
     return run
 
 
-def _chain(b: Bench, over: Over, norm: nn.Module, name: str) -> Case:
+def _epilogue(b: Bench, over: Over, norm: nn.Module, name: str) -> Case:
     x = b.x.clone().requires_grad_()
     settings = (int(over), 1e-5, ACTIVATIONS.index("relu"), 0.0, 0.5, 1)
 
@@ -41,12 +41,12 @@ def _chain(b: Bench, over: Over, norm: nn.Module, name: str) -> Case:
     return Case(name, both(b, ours, x), {"torch's three": both(b, modules, x)}, passes * b.n * b.row_bytes)
 
 
-def batch_norm_chain(b: Bench) -> Case:
-    return _chain(b, Over.COLUMNS, nn.BatchNorm1d(b.d), "batch norm, relu, dropout, forward + backward")
+def batch_norm_epilogue(b: Bench) -> Case:
+    return _epilogue(b, Over.COLUMNS, nn.BatchNorm1d(b.d), "batch norm, relu, dropout, forward + backward")
 
 
-def layer_norm_chain(b: Bench) -> Case:
-    return _chain(b, Over.ROWS, nn.LayerNorm(b.d), "layer norm, relu, dropout, forward + backward")
+def layer_norm_epilogue(b: Bench) -> Case:
+    return _epilogue(b, Over.ROWS, nn.LayerNorm(b.d), "layer norm, relu, dropout, forward + backward")
 
 
 def linear(b: Bench) -> Case:
@@ -104,8 +104,8 @@ def head_mean(b: Bench) -> Case:
 
 
 CASES: list[Callable[[Bench], Case]] = [
-    batch_norm_chain,
-    layer_norm_chain,
+    batch_norm_epilogue,
+    layer_norm_epilogue,
     linear,
     gat_attention,
     gatv2_logits,

@@ -210,7 +210,7 @@ def relu_dropout(b: Bench) -> Case:
 
 
 def relu_dropout_backward(b: Bench) -> Case:
-    _, mask = ops.dropout_keeping_mask(b.x, 0.5, 1)
+    _, mask = ops.dropout_saving_mask(b.x, 0.5, 1)
     kept = torch.rand_like(b.x) > 0.5
     baselines = {"bool mask, scaled": lambda: b.x * kept * 2.0}
     moved = 2 * b.n * b.row_bytes + b.n * b.d // 8

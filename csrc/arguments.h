@@ -87,11 +87,11 @@ struct RowAffine {
   float eps;
 };
 
-// What an epilogue (norm, activation, dropout) saves for backward (ops/kept_chain.py). `codes` with zero and range: the
-// normalised rows in few bits, null: not saved. Backward multiplies by `passing` where a bit is set, else by `slope`;
-// or by a code of the derivative in slope_bits of [low, low + width]; or by 1. Dropout's mask is recomputed from (p,
-// seed) unless p = 0.
-struct KeptChain {
+// What an epilogue (norm, activation, dropout) saves for backward (ops/saved_epilogue.py). `codes` with zero and range:
+// the normalised rows in few bits, null: not saved. Backward multiplies by `passing` where a bit is set, else by
+// `slope`; or by a code of the derivative in slope_bits of [low, low + width]; or by 1. Dropout's mask is recomputed
+// from (p, seed) unless p = 0.
+struct SavedEpilogue {
   uint8_t* codes;
   void *zero, *range;
   Blocks blocks;
@@ -103,7 +103,7 @@ struct KeptChain {
 };
 // Rows first_row .. of an epilogue's input; x points at the first. Statistics are by column if columns.scale is not
 // null, by row (written to mean and var) if mean is not null, else there is no norm.
-struct ChainRows {
+struct EpilogueRows {
   const float* x;
   ColumnAffine columns;
   RowAffine affine;

@@ -63,16 +63,16 @@ void define_int8(nb::module_& m) {
         return kernels().quantize_times(at<float>(x), codes_to(codes, scale, factor, stochastic, seed, first_row), rows,
                                         cols, threads);
       });
-  def(m, "chain_rows",
+  def(m, "epilogue_rows",
       [](Address x, Address scale, Address shift, Address col_mean, Address col_rstd, Address weight, Address bias,
          float eps, Address mean, Address var, int64_t rows, int64_t cols, int act, float slope, double p,
          uint64_t seed, Address codes, Address row_scale, bool stochastic, uint64_t noise, int threads) {
         const ColumnAffine columns = {at<float>(scale), at<float>(shift), at<float>(col_mean), at<float>(col_rstd)};
-        const ChainRows in = {
+        const EpilogueRows in = {
             at<float>(x), columns, {at<float>(weight), at<float>(bias), eps}, at<float>(mean), at<float>(var), 0,
             rows,         cols};
-        return kernels().chain_rows(in, {act, slope, p, seed}, codes_to(codes, row_scale, 0, stochastic, noise),
-                                    threads);
+        return kernels().epilogue_rows(in, {act, slope, p, seed}, codes_to(codes, row_scale, 0, stochastic, noise),
+                                       threads);
       });
   def(m, "affine_backward_rows",
       [](Address dout, Address x, Address scale, Address shift, Address mean, Address by_x, Address constant, int act,

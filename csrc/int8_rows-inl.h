@@ -43,7 +43,7 @@ static bool quantize_times(const float* x, RowCodes to, int64_t rows, int64_t co
 
 // norm, activation and dropout (ops/norm_act.py), as codes.
 template <int A, int S>
-static bool chain_rows_as(const ChainRows& in, Pointwise pw, RowCodes to, int threads) {
+static bool epilogue_rows_as(const EpilogueRows& in, Pointwise pw, RowCodes to, int threads) {
   const Tail t = tail_of(pw);
   const int64_t cols = in.cols;
   const float inverse = 1.0f / float(cols);
@@ -69,13 +69,13 @@ static bool chain_rows_as(const ChainRows& in, Pointwise pw, RowCodes to, int th
   });
   return enough;
 }
-static bool chain_rows(ChainRows in, Pointwise pw, RowCodes to, int threads) {
+static bool epilogue_rows(EpilogueRows in, Pointwise pw, RowCodes to, int threads) {
   bool enough = false;
   by_act(pw.act, [&](auto tag) {
     constexpr int A = decltype(tag)::value;
-    if (in.columns.scale) enough = chain_rows_as<A, kByColumn>(in, pw, to, threads);
-    else if (in.mean) enough = chain_rows_as<A, kByRow>(in, pw, to, threads);
-    else enough = chain_rows_as<A, kNoNorm>(in, pw, to, threads);
+    if (in.columns.scale) enough = epilogue_rows_as<A, kByColumn>(in, pw, to, threads);
+    else if (in.mean) enough = epilogue_rows_as<A, kByRow>(in, pw, to, threads);
+    else enough = epilogue_rows_as<A, kNoNorm>(in, pw, to, threads);
   });
   return enough;
 }

@@ -50,24 +50,25 @@ struct Kernels {
   void (*layer_norm_backward)(const float* dout, const float* x, RowAffine, Pointwise, const float* mean,
                               const float* var, float* partial, float* dx, float* dweight, float* dbias, int64_t rows,
                               int64_t cols, int threads);
-  // ops/kept_chain.py; false: no memory left for scratch
-  bool (*chain_keep)(ChainRows, Pointwise, KeptChain, Noise, float* out, const Product*, int count, int64_t group,
-                     int threads);
-  bool (*chain_sums)(const float* dout, KeptChain, float* partial, float* sum_g, float* sum_gx, float* sum_hat,
-                     int64_t rows, int64_t cols, int threads);
-  bool (*chain_backward)(const float* dout, KeptChain, const float* scale, const float* by_hat, const float* constant,
-                         float* dx, int64_t rows, int64_t cols, int threads);
-  bool (*chain_row_backward)(const float* dout, KeptChain, const float* weight, const float* rstd, float* partial,
-                             float* dx, float* dweight, float* dbias, int64_t rows, int64_t cols, int threads);
-  bool (*chain_decode)(KeptChain, RowAffine, bool result_kept, float* out, int64_t first_row, int64_t rows,
-                       int64_t cols, int threads);
+  // ops/saved_epilogue.py; false: no memory left for scratch
+  bool (*save_epilogue)(EpilogueRows, Pointwise, SavedEpilogue, Noise, float* out, const Product*, int count,
+                        int64_t group, int threads);
+  bool (*saved_epilogue_sums)(const float* dout, SavedEpilogue, float* partial, float* sum_g, float* sum_gx,
+                              float* sum_hat, int64_t rows, int64_t cols, int threads);
+  bool (*saved_epilogue_backward)(const float* dout, SavedEpilogue, const float* scale, const float* by_hat,
+                                  const float* constant, float* dx, int64_t rows, int64_t cols, int threads);
+  bool (*saved_epilogue_row_backward)(const float* dout, SavedEpilogue, const float* weight, const float* rstd,
+                                      float* partial, float* dx, float* dweight, float* dbias, int64_t rows,
+                                      int64_t cols, int threads);
+  bool (*decode_epilogue)(SavedEpilogue, RowAffine, bool result_saved, float* out, int64_t first_row, int64_t rows,
+                          int64_t cols, int threads);
   // ops/weight_grad.py; all gradients share the rows; false: no memory left for scratch
   bool (*weight_grad)(const float* x, const WeightGrad*, int count, int64_t rows, int64_t in, int threads);
-  bool (*kept_weight_grad)(KeptChain, RowAffine, bool result_kept, const WeightGrad*, int count, int64_t rows,
-                           int64_t in, int threads);
-  // ops/chain_products_backward.py; partial: [grad_slabs, cols, outs of all products, filled up to whole vectors]
-  bool (*chain_products_backward)(const float* x, ColumnAffine, Pointwise, const ProductGrad*, int count,
-                                  float* partial, float* dz, int64_t rows, int64_t cols, int threads);
+  bool (*saved_weight_grad)(SavedEpilogue, RowAffine, bool result_saved, const WeightGrad*, int count, int64_t rows,
+                            int64_t in, int threads);
+  // ops/epilogue_products_backward.py; partial: [grad_slabs, cols, outs of all products, filled up to whole vectors]
+  bool (*epilogue_products_backward)(const float* x, ColumnAffine, Pointwise, const ProductGrad*, int count,
+                                     float* partial, float* dz, int64_t rows, int64_t cols, int threads);
   // ops/quantize_rows.py
   void (*quantize_rows)(const float* x, int8_t* codes, float* scale, int64_t rows, int64_t cols, Noise, int threads);
   void (*dequantize_rows)(const int8_t* codes, const float* scale, float* out, int64_t rows, int64_t cols, int threads);
@@ -94,7 +95,7 @@ struct Kernels {
                       int64_t rows, int64_t out_features, int threads);
   bool (*spmm_rows)(Csr, EdgeWeight, RowEnd, const int8_t* x, RowCodes to, int64_t cols, int threads);
   bool (*quantize_times)(const float* x, RowCodes to, int64_t rows, int64_t cols, int threads);
-  bool (*chain_rows)(ChainRows, Pointwise, RowCodes to, int threads);
+  bool (*epilogue_rows)(EpilogueRows, Pointwise, RowCodes to, int threads);
   bool (*affine_backward_rows)(const float* dout, const float* x, ColumnAffine, Correction, Pointwise,
                                const RowCodes* two, HeadProducts with_x, float* partial, float* sums, int64_t rows,
                                int64_t cols, int threads);

@@ -34,9 +34,9 @@ namespace GOSSAMER_TARGET {
 
 #include "linear-inl.h"
 
-#include "chain_keep-inl.h"
+#include "save_epilogue-inl.h"
 
-#include "kept_chain-inl.h"
+#include "saved_epilogue-inl.h"
 
 #include "attention-inl.h"
 
@@ -58,7 +58,7 @@ namespace GOSSAMER_TARGET {
 
 #include "weight_grad-inl.h"
 
-#include "chain_products_backward-inl.h"
+#include "epilogue_products_backward-inl.h"
 
 #define GOSSAMER_STRING(name) #name
 #define GOSSAMER_NAME(name) GOSSAMER_STRING(name)
@@ -87,14 +87,14 @@ static const Kernels table = {
     affine_backward,
     layer_norm,
     layer_norm_backward,
-    chain_keep,
-    chain_sums,
-    chain_backward,
-    chain_row_backward,
-    chain_decode,
+    save_epilogue,
+    saved_epilogue_sums,
+    saved_epilogue_backward,
+    saved_epilogue_row_backward,
+    decode_epilogue,
     weight_grad,
-    kept_weight_grad,
-    chain_products_backward,
+    saved_weight_grad,
+    epilogue_products_backward,
     quantize_rows,
     dequantize_rows,
     pack,
@@ -111,7 +111,7 @@ static const Kernels table = {
     int8_linear,
     spmm_rows,
     quantize_times,
-    chain_rows,
+    epilogue_rows,
     affine_backward_rows,
     int8_grad<float>,
     int8_grad<int8_t>,

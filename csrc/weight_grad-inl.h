@@ -83,12 +83,12 @@ static bool weight_grad(const float* x, const WeightGrad* wanted, int count, int
   return weight_grads([&](int64_t first, int64_t, float*) { return x + first * in; }, wanted, count, rows, in, threads);
 }
 
-// The same for rows that are decoded from a saved epilogue (chain_decode).
-static bool kept_weight_grad(KeptChain k, RowAffine f, bool result_kept, const WeightGrad* wanted, int count,
-                             int64_t rows, int64_t in, int threads) {
+// The same for rows that are decoded from a saved epilogue (decode_epilogue).
+static bool saved_weight_grad(SavedEpilogue k, RowAffine f, bool result_saved, const WeightGrad* wanted, int count,
+                              int64_t rows, int64_t in, int threads) {
   return weight_grads(
       [&](int64_t first, int64_t n, float* scratch) -> const float* {
-        if (!chain_decode(k, f, result_kept, scratch, first, n, in, 1)) return nullptr;
+        if (!decode_epilogue(k, f, result_saved, scratch, first, n, in, 1)) return nullptr;
         return scratch;
       },
       wanted, count, rows, in, threads);

@@ -80,7 +80,7 @@ def test_bytes_of_published_graphsage(name):
         assert abs(bytes_kept / 2**20 / expected - 1) < 0.005
 
 
-SHARED_CHAINS = [  # nodes, width, hidden layers, MB in 4 bits, MB in 2 bits
+SHARED_EPILOGUES = [  # nodes, width, hidden layers, MB in 4 bits, MB in 2 bits
     (ARXIV, 128, 2, 26.49, 16.15),
     (89_250, 256, 1, 14.0, 8.5),
     (232_965, 256, 1, 36.4, 22.2),
@@ -89,8 +89,8 @@ SHARED_CHAINS = [  # nodes, width, hidden layers, MB in 4 bits, MB in 2 bits
 ]
 
 
-@pytest.mark.parametrize(("nodes", "width", "layers", "four", "two"), SHARED_CHAINS)
-def test_bytes_of_shared_chains(nodes, width, layers, four, two):
+@pytest.mark.parametrize(("nodes", "width", "layers", "four", "two"), SHARED_EPILOGUES)
+def test_bytes_of_shared_epilogues(nodes, width, layers, four, two):
     """One tensor and one bit per hidden layer, on arxiv, Flickr, Reddit2, Yelp and products."""
     for bits, published in ((4, four), (2, two)):
         kept = layers * (Blockwise(bits, 256).nbytes((nodes, width)) + nodes * width // 8)

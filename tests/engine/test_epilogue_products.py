@@ -83,16 +83,16 @@ def test_results_and_gradients_are_those_of_products_apart(kind, dropout):
     model = model_of(kind, dropout=dropout)
     with Calls() as calls:
         out, found = step(model)
-    assert calls.names.count("chain_products_backward") == 1 and calls.names.count("chain_keep") == 1
+    assert calls.names.count("epilogue_products_backward") == 1 and calls.names.count("save_epilogue") == 1
     with forced(together=False), Calls() as calls:
         want_out, want = step(model)
-    assert "chain_products_backward" not in calls.names
+    assert "epilogue_products_backward" not in calls.names
     torch.testing.assert_close(out, want_out, rtol=1e-4, atol=1e-5)
     assert_alike(found, want)
 
 
 class Products(TorchDispatchMode):
-    """Of each call of ops.chain_keep, how many products it makes."""
+    """Of each call of ops.save_epilogue, how many products it makes."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if func._schema.name == "gossamer::chain_keep":
+        if func._schema.name == "gossamer::save_epilogue":
             products, *_ = out
             self.counts.append(len(products))
         return out
@@ -132,7 +132,7 @@ def test_the_epilogues_result_is_not_saved(kind):
 def test_smooth_activations_run_by_themselves():
     with Calls() as calls:
         step(model_of("GCN", act="elu"))
-    assert "chain_products_backward" not in calls.names and "norm_act_backward_rows" in calls.names
+    assert "epilogue_products_backward" not in calls.names and "norm_act_backward_rows" in calls.names
 
 
 @pytest.mark.parametrize("kind", ["GCN", "GraphSAGE", "GAT"])
@@ -174,7 +174,7 @@ def test_a_hook_on_the_last_layers_product_hears_the_epilogues_result():
     model.convs[2].lin.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape))
     with Calls() as calls:
         step(model)
-    assert heard == [(NODES, WIDTH)] and "chain_products_backward" not in calls.names
+    assert heard == [(NODES, WIDTH)] and "epilogue_products_backward" not in calls.names
 
 
 def test_checkpointing():

@@ -54,7 +54,7 @@ def test_memory_that_is_used_again_is_not_that_gradient():
 
 
 class Twice(nn.Module):
-    """The result of a convolution goes into a chain and, beside it, into the result: its gradients add up."""
+    """The result of a convolution goes into an epilogue and, beside it, into the result: its gradients add up."""
 
     def __init__(self, norm) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_gradients_that_meet_on_their_way_are_both_in_the_bias(norm):
     assert (grads[0] - grads[1]).norm() < 0.02 * grads[0].norm()
 
 
-def test_a_whole_model_takes_its_biases_from_its_chains(monkeypatch):
+def test_a_whole_model_takes_its_biases_from_its_epilogues(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x, edge_index = torch.randn(400, 16, generator=generator), torch.randint(0, 400, (2, 2000), generator=generator)
     model = pyg.GCN(16, 32, 3, 4, norm="batch_norm")

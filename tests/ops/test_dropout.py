@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
-from gossamer.ops import OPS, dropout, dropout_keeping_mask, masked_scale, relu_dropout
+from gossamer.ops import OPS, dropout, dropout_saving_mask, masked_scale, relu_dropout
 from gossamer.ops.dropout import kept, pack_bits, unpack_bits
 from support.compare import on_baseline, random_cotangent, same, same_bits, with_gradients
 from support.tensors import rand
@@ -57,7 +57,7 @@ def test_same_bits_for_every_instruction_set_and_thread_count(isa, threads):
 
     def run():
         out, mask = OPS["relu_dropout"](x, 0.4, 3)
-        return dropout(x, 0.4, 3), out, mask, masked_scale(x, mask, 0.4), *dropout_keeping_mask(x, 0.4, 3)
+        return dropout(x, 0.4, 3), out, mask, masked_scale(x, mask, 0.4), *dropout_saving_mask(x, 0.4, 3)
 
     assert same_bits(run(), on_baseline(run))
 
@@ -65,7 +65,7 @@ def test_same_bits_for_every_instruction_set_and_thread_count(isa, threads):
 def test_gradcheck():
     x = torch.linspace(-2, 2, 40, dtype=torch.float64).requires_grad_()  # no element at the kink of relu
     assert gradcheck(lambda x: dropout(x, 0.4, 1), (x,))
-    assert gradcheck(lambda x: dropout_keeping_mask(x, 0.4, 1)[0], (x,))
+    assert gradcheck(lambda x: dropout_saving_mask(x, 0.4, 1)[0], (x,))
     assert gradcheck(lambda x: relu_dropout(x, 0.4, 1), (x,))
     mask = pack_bits(torch.arange(40) % 3 == 0)
     assert gradcheck(lambda x: masked_scale(x, mask, 0.4), (x,))
@@ -80,7 +80,7 @@ def test_relu_dropout_is_dropout_of_relu(isa):
 def test_all_forms_use_one_mask():
     x = rand(1000).abs()
     keep = kept(x, 0.3, 5)
-    out, mask = dropout_keeping_mask(x, 0.3, 5)
+    out, mask = dropout_saving_mask(x, 0.3, 5)
     assert torch.equal(unpack_bits(mask, 1000), keep)
     assert torch.equal(out, dropout(x, 0.3, 5)) and torch.equal(out, masked_scale(x, mask, 0.3))
     assert torch.equal(out != 0, keep)

@@ -10,19 +10,19 @@ from torch.library import opcheck
 
 from gossamer.ops import (
     OPS,
-    chain_keep,
-    chain_keep_rows,
-    chain_rows,
+    epilogue_rows,
     int8_linear,
     int8_linear_rows,
-    kept_codes,
     norm_act,
     quantize_rows,
     quantize_times,
+    save_epilogue,
+    save_epilogue_rows,
+    saved_codes,
     spmm_rows,
 )
-from gossamer.ops.kept_chain import rows_of
 from gossamer.ops.norm_act import Over
+from gossamer.ops.saved_epilogue import rows_of
 from support import graphs
 from support.compare import on_baseline, same, same_bits, tensors_of
 from support.epilogue import PLAIN, cases, codec, keep, optimal, settings
@@ -164,68 +164,68 @@ def test_nan_scales_show_in_the_rows_of_a_sum(isa):
         assert diagonal is not None or not found[graph.degree == 0].any()  # no edges: zeros, scale 0
 
 
-# Rows of chains -------------------------------------------------------------------------------------------------
+# Rows of epilogues -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
-def test_chain(over, isa):
+def test_epilogue(over, isa):
     """All activations at all shapes; dropout and weights go round."""
     for args, how, _ in cases(over):
         out, *statistics = norm_act(*args, *how)
         for seed in SEEDS:
-            codes, scale, *own = chain_rows(*args, *how, seed)
+            codes, scale, *own = epilogue_rows(*args, *how, seed)
             assert same_bits((codes, scale), quantize_rows(out, seed))
             assert same_bits(own, statistics)
 
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
-def test_chain_at_every_width(over, isa):
+def test_epilogue_at_every_width(over, isa):
     for columns in WIDTHS:
         args, how = inputs(3, columns, over), settings(over, columns % 5, 0.3 * (columns % 2))
         out, *statistics = norm_act(*args, *how)
-        assert same_bits(chain_rows(*args, *how, 5), (*quantize_rows(out, 5), *statistics))
+        assert same_bits(epilogue_rows(*args, *how, 5), (*quantize_rows(out, 5), *statistics))
 
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 @forced(tile_elements=2000)
-def test_kept_chain(over, isa):
-    """A tile of rows at a time; noise is that of the row in the whole, and what is kept is chain_keep's."""
+def test_saved_epilogue(over, isa):
+    """A tile of rows at a time; noise is that of the row in the whole, and what is saved is save_epilogue's."""
     for args, how, chosen in cases(over):
-        (out,), *kept = chain_keep(*args, *how, *chosen, [], [])
+        (out,), *kept = save_epilogue(*args, *how, *chosen, [], [])
         for seed in SEEDS:
-            codes, scale, *own = chain_keep_rows(*args, *how, *chosen, seed)
+            codes, scale, *own = save_epilogue_rows(*args, *how, *chosen, seed)
             assert same_bits((codes, scale), quantize_rows(out, seed))
             assert same_bits(own, kept)
 
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 @forced(tile_elements=2000)
-def test_codes_of_a_kept_chain(over, isa):
+def test_codes_of_a_saved_epilogue(over, isa):
     for args, how, chosen in cases(over):
         _, k, _, result = keep(args, how, chosen)
         for decoded in {result, True}:
-            got = kept_codes(*k, *args[1:3], decoded)
+            got = saved_codes(*k, *args[1:3], decoded)
             assert same_bits(got, quantize_rows(rows_of(k, *args[1:3], decoded)))
-            assert same(got, OPS["kept_codes"].reference(*k, *args[1:3], decoded))
+            assert same(got, OPS["saved_codes"].reference(*k, *args[1:3], decoded))
 
 
 @pytest.mark.parametrize("over", [Over.NOTHING, Over.FIXED, Over.ROWS], ids=lambda o: o.name)
-def test_nan_shows_in_its_row_of_a_chain(over, isa):
+def test_nan_shows_in_its_row_of_an_epilogue(over, isa):
     for bad in (torch.nan, torch.inf):
         args, how = inputs(40, 33, over), settings(over, 2)
         args[0][7, 32] = bad
-        for _, scale, *_ in (chain_rows(*args, *how, 1), chain_keep_rows(*args, *how, *PLAIN, 1)):
+        for _, scale, *_ in (epilogue_rows(*args, *how, 1), save_epilogue_rows(*args, *how, *PLAIN, 1)):
             assert torch.equal(scale.isnan(), torch.arange(40) == 7)
 
 
 @pytest.mark.parametrize("rows,columns", [(0, 5), (5, 0)])
-def test_chains_of_nothing(rows, columns):
+def test_epilogues_of_nothing(rows, columns):
     args, how = inputs(rows, columns, Over.NOTHING), settings(Over.NOTHING, 1)
-    for codes, scale, *rest in (chain_rows(*args, *how, 1), chain_keep_rows(*args, *how, *codec(), 1)):
+    for codes, scale, *rest in (epilogue_rows(*args, *how, 1), save_epilogue_rows(*args, *how, *codec(), 1)):
         assert codes.shape == (rows, columns) and torch.equal(scale, torch.zeros(rows))
         assert all(t.numel() == 0 for t in rest)
     _, k, _, result = keep(args, how, codec())
-    assert same(kept_codes(*k, None, None, result), (torch.zeros(rows, columns, dtype=torch.int8), torch.zeros(rows)))
+    assert same(saved_codes(*k, None, None, result), (torch.zeros(rows, columns, dtype=torch.int8), torch.zeros(rows)))
 
 
 # All of them ----------------------------------------------------------------------------------------------------
@@ -240,9 +240,9 @@ def calls(over=Over.FIXED, act=2, rows=8, columns=6):
         "quantize_times": (rand(rows, columns), factor_of(columns), 3),
         "int8_linear_rows": (*operands(rows, columns, 70), factor_of(70), 3),
         "spmm_rows": (*sum_arguments(graph, columns, 19), factor_of(columns), 3),
-        "chain_rows": (*chain, 3),
-        "chain_keep_rows": (*chain, *codec(4, 100), 3),
-        "kept_codes": (*k, *chain[1:3], result),
+        "epilogue_rows": (*chain, 3),
+        "save_epilogue_rows": (*chain, *codec(4, 100), 3),
+        "saved_codes": (*k, *chain[1:3], result),
     }
 
 
@@ -272,7 +272,7 @@ def test_same_bits_for_every_instruction_set_and_thread_count(over, isa, threads
 @needs_native
 @pytest.mark.parametrize("name", calls())
 def test_strides_and_alignment_change_nothing(name, isa):
-    for over in OVER if "chain" in name or "kept" in name else [Over.FIXED]:
+    for over in OVER if "epilogue" in name or "saved" in name else [Over.FIXED]:
         args = calls(over)[name]
         want = OPS[name](*args)
         for changed in (strided, unaligned):
@@ -313,14 +313,14 @@ def test_rounding_says_that_it_has_no_gradient(name):
         ("spmm_rows", 7, rand(5), ValueError, r"`bias`.*\[6\], one number per column"),
         ("spmm_rows", 9, rand(6, 5), ValueError, r"`rows`.*\(6, 6\), one row per destination"),
         ("spmm_rows", 10, rand(5), ValueError, r"`factor`.*\[6\], one number per column"),
-        ("chain_rows", 0, rand(8, 6).double(), TypeError, "`(weight|x)` must be"),
-        ("chain_rows", 3, None, ValueError, "`mean` and `var` must be given if statistics are FIXED"),
-        ("chain_rows", 9, 2.0, ValueError, "`p` must be a probability"),
-        ("chain_keep_rows", 5, 9, ValueError, "`over` must be one of"),
-        ("chain_keep_rows", 11, 3, ValueError, r"`bits` must be 1, 2, 4 or 8 .*got 3"),
-        ("chain_keep_rows", 16, 5, ValueError, r"`slope_bits` must be 1, 2, 4 or 8 .*got 5"),
-        ("kept_codes", 5, 7, ValueError, "`codes` must have the shape"),
-        ("kept_codes", 15, rand(5), ValueError, r"`weight` must have the shape \[6\]"),
+        ("epilogue_rows", 0, rand(8, 6).double(), TypeError, "`(weight|x)` must be"),
+        ("epilogue_rows", 3, None, ValueError, "`mean` and `var` must be given if statistics are FIXED"),
+        ("epilogue_rows", 9, 2.0, ValueError, "`p` must be a probability"),
+        ("save_epilogue_rows", 5, 9, ValueError, "`over` must be one of"),
+        ("save_epilogue_rows", 11, 3, ValueError, r"`bits` must be 1, 2, 4 or 8 .*got 3"),
+        ("save_epilogue_rows", 16, 5, ValueError, r"`slope_bits` must be 1, 2, 4 or 8 .*got 5"),
+        ("saved_codes", 5, 7, ValueError, "`codes` must have the shape"),
+        ("saved_codes", 15, rand(5), ValueError, r"`weight` must have the shape \[6\]"),
     ],
 )
 def test_bad_arguments(name, at, value, error, message):
@@ -330,10 +330,10 @@ def test_bad_arguments(name, at, value, error, message):
         OPS[name](*args)
 
 
-def test_chains_of_float64_are_refused():
+def test_epilogues_of_float64_are_refused():
     """norm_act takes them; rows of codes are made of float32."""
     args = (rand(4, 3).double(), *[None] * 4, *settings(0, 1))
-    for call in (lambda: chain_rows(*args, None), lambda: chain_keep_rows(*args, *PLAIN, None)):
+    for call in (lambda: epilogue_rows(*args, None), lambda: save_epilogue_rows(*args, *PLAIN, None)):
         with pytest.raises(TypeError, match="`x` must be float32"):
             call()
 
@@ -351,5 +351,5 @@ def test_levels_with_strides_live_as_long_as_they_are_read(isa):
         levels = optimal(bits, 256)
         for rows in range(1, 20):
             args, how = inputs(rows, 16, Over.NOTHING), settings(Over.NOTHING, 2)
-            want = chain_keep_rows(*args, *how, *codec(bits, levels=levels), 1)
-            assert same_bits(chain_keep_rows(*args, *how, *codec(bits, levels=strided(levels)), 1), want)
+            want = save_epilogue_rows(*args, *how, *codec(bits, levels=levels), 1)
+            assert same_bits(save_epilogue_rows(*args, *how, *codec(bits, levels=strided(levels)), 1), want)

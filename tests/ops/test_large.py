@@ -10,22 +10,22 @@ import torch
 from gossamer import Graph
 from gossamer.ops import (
     OPS,
-    chain_backward,
-    chain_keep,
     dequantize_rows,
-    dropout_keeping_mask,
+    dropout_saving_mask,
     int8_linear,
     masked_scale,
     norm_act,
     pack,
     relu_dropout,
+    save_epilogue,
+    saved_epilogue_backward,
     spmm,
     spmm_int8,
     unpack,
 )
 from gossamer.ops.activation import ACTIVATIONS
-from gossamer.ops.chain_keep import Packed, Packing
 from gossamer.ops.norm_act import Epilogue, Over
+from gossamer.ops.save_epilogue import Packed, Packing
 from support.compare import on_baseline, same_bits
 from support.spmm import NO_TRANSPOSE
 from support.tensors import codes_of, rand
@@ -45,7 +45,7 @@ def graph() -> Graph:
 
 @functools.cache
 def masked() -> tuple[torch.Tensor, torch.Tensor]:
-    return dropout_keeping_mask(rand(NUMEL), 0.3, 1)
+    return dropout_saving_mask(rand(NUMEL), 0.3, 1)
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def gradients_of(over: Over):
 
 
 def kept(over: Over, *products: torch.Tensor):
-    outs, mean, var, *found = chain_keep(
+    outs, mean, var, *found = save_epilogue(
         rand(ROWS, COLUMNS),
         rand(COLUMNS),
         rand(COLUMNS, seed=1),
@@ -93,11 +93,11 @@ def kept_gradients(over: Over):
     epilogue, packing = Epilogue(None, None, None, None, over, *TAIL), Packing(2, 200, slope_bits=4)
     k = Packed(*found).saved(torch.Size((ROWS, COLUMNS)), epilogue, packing)
     dx = torch.empty(ROWS, COLUMNS)
-    return dx, *chain_backward(dx, rand(ROWS, COLUMNS, seed=2), *k, rand(COLUMNS), var, over, TAIL[0])
+    return dx, *saved_epilogue_backward(dx, rand(ROWS, COLUMNS, seed=2), *k, rand(COLUMNS), var, over, TAIL[0])
 
 
 CALLS = {
-    "dropout_mask": lambda: dropout_keeping_mask(rand(NUMEL + 5), 0.3, 1),  # with a tail
+    "dropout_mask": lambda: dropout_saving_mask(rand(NUMEL + 5), 0.3, 1),  # with a tail
     "relu_dropout": lambda: relu_dropout(rand(NUMEL), 0.3, 1),
     "masked_scale": lambda: masked_scale(*masked(), 0.3),
     "dequantize_rows": lambda: dequantize_rows(codes(), rand(ROWS)),
@@ -112,9 +112,9 @@ CALLS = {
     "norm_act_backward, columns": lambda: OPS["norm_act_backward"](*gradients_of(Over.COLUMNS)),
     "norm_act_backward, rows": lambda: OPS["norm_act_backward"](*gradients_of(Over.ROWS)),
     "spmm_int8": lambda: spmm_int8(graph(), codes()[:1000], rand(1000)),
-    "chain_keep, rows": lambda: kept(Over.ROWS),
-    "chain_keep, products": lambda: kept(Over.COLUMNS, rand(COLUMNS, COLUMNS), rand(20, COLUMNS)),
-    "chain_backward, columns": lambda: kept_gradients(Over.COLUMNS),
+    "save_epilogue, rows": lambda: kept(Over.ROWS),
+    "save_epilogue, products": lambda: kept(Over.COLUMNS, rand(COLUMNS, COLUMNS), rand(20, COLUMNS)),
+    "saved_epilogue_backward, columns": lambda: kept_gradients(Over.COLUMNS),
 }
 
 

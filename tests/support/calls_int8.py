@@ -14,7 +14,7 @@ from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.norm_act import Over
 
 from .calls import COLUMNS, COUNTS, SEEDS, Draw, diagonals, floats, integers, maybe, structure, weights
-from .calls_layers import SLOPES, chain_keep, kept_codes
+from .calls_layers import SLOPES, save_epilogue, saved_codes
 
 
 def codes(draw: Draw, rows: int, columns: int) -> Tensor:
@@ -70,16 +70,16 @@ def quantize_times(draw: Draw) -> list[Any]:
     return [x, *rounding(draw, x.size(1))]
 
 
-def chain_keep_rows(draw: Draw) -> list[Any]:
+def save_epilogue_rows(draw: Draw) -> list[Any]:
     """Without norm or exponentials: a rounding away from the reference's, a row may have other codes."""
-    *args, _, _ = chain_keep(draw)
+    *args, _, _ = save_epilogue(draw)
     args[1:6] = [None] * 4 + [int(Over.NOTHING)]
     args[7] %= ACTIVATIONS.index("elu")
     return [*args, draw(st.none() | SEEDS)]
 
 
-def chain_rows(draw: Draw) -> list[Any]:
-    args = chain_keep_rows(draw)
+def epilogue_rows(draw: Draw) -> list[Any]:
+    args = save_epilogue_rows(draw)
     return [*args[:11], args[-1]]
 
 
@@ -175,9 +175,9 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "int8_linear_rows": int8_linear_rows,
     "spmm_rows": spmm_rows,
     "quantize_times": quantize_times,
-    "chain_rows": chain_rows,
-    "chain_keep_rows": chain_keep_rows,
-    "kept_codes": kept_codes,
+    "epilogue_rows": epilogue_rows,
+    "save_epilogue_rows": save_epilogue_rows,
+    "saved_codes": saved_codes,
     "norm_act_backward_rows": norm_act_backward_rows,
     "int8_grad": int8_grad,
     "int8_grad_exact": int8_grad_exact,

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gossamer.ops import OPS
 from gossamer.ops.activation import ACTIVATIONS
-from gossamer.ops.chain_keep import Packing
-from gossamer.ops.kept_chain import SavedEpilogue
 from gossamer.ops.norm_act import Epilogue, Over, statistics
 from gossamer.ops.norm_act_backward_rows import COLUMNWISE
+from gossamer.ops.save_epilogue import Packing
+from gossamer.ops.saved_epilogue import SavedEpilogue
 
 from .calls import COLUMNS, COUNTS, SEEDS, Draw, floats, levels, maybe, structure
 
@@ -108,7 +108,7 @@ def norm_act_backward(draw: Draw) -> list[Any]:
     return [floats(draw, *x.shape).to(x.dtype), x, weight, bias, *used, over, *rest]
 
 
-def chain_products_backward(draw: Draw) -> list[Any]:
+def epilogue_products_backward(draw: Draw) -> list[Any]:
     """Not with a p near 1: the few that are kept are huge, and their sum is near the reference's on that scale."""
     x, weight, bias, mean, var, over, *rest, p, seed = norm_act(draw)
     columnwise = over in COLUMNWISE
@@ -120,7 +120,7 @@ def chain_products_backward(draw: Draw) -> list[Any]:
     return [gs, weights, x, weight, bias, *used, over, *rest, p if p == 1 else min(p, 0.9), seed]
 
 
-def chain_keep(draw: Draw, coded: bool | None = None) -> list[Any]:
+def save_epilogue(draw: Draw, coded: bool | None = None) -> list[Any]:
     """Codes of normalised rows only if asked for: a rounding away from the reference's they may be other codes."""
     *tensors, over, eps, act, slope, p, seed = norm_act(draw)
     tensors = widened(torch.float32, *tensors)
@@ -135,26 +135,26 @@ def chain_keep(draw: Draw, coded: bool | None = None) -> list[Any]:
     return [*tensors, over, eps, act, slope, p, seed, *codec, products, biases]
 
 
-def kept_chain(draw: Draw) -> tuple[list[Any], SavedEpilogue, Tensor]:
-    """The call that kept, what it kept, and the variance it used."""
-    args = chain_keep(draw, coded=True)
+def saved_epilogue(draw: Draw) -> tuple[list[Any], SavedEpilogue, Tensor]:
+    """The call that saved, what it saved, and the variance it used."""
+    args = save_epilogue(draw, coded=True)
     x, epilogue, packing = args[0], Epilogue(*args[1:11]), Packing(*args[11:17])
-    made = OPS["chain_keep"].reference(*args)
+    made = OPS["save_epilogue"].reference(*args)
     return args, made.packed.saved(x.shape, epilogue, packing), epilogue.using(made.mean, made.var).var
 
 
-def kept_codes(draw: Draw) -> list[Any]:
-    (_, weight, bias, *_), kept, _ = kept_chain(draw)
+def saved_codes(draw: Draw) -> list[Any]:
+    (_, weight, bias, *_), kept, _ = saved_epilogue(draw)
     return [*kept, weight, bias, draw(st.booleans())]
 
 
-def kept_products(draw: Draw) -> list[Any]:
-    args = kept_codes(draw)
+def saved_products(draw: Draw) -> list[Any]:
+    args = saved_codes(draw)
     return [[floats(draw, args[5], draw(COUNTS)) for _ in range(draw(st.integers(0, 2)))], *args]
 
 
-def chain_backward(draw: Draw) -> list[Any]:
-    (x, weight, _, _, _, over, eps, *_), kept, var = kept_chain(draw)
+def saved_epilogue_backward(draw: Draw) -> list[Any]:
+    (x, weight, _, _, _, over, eps, *_), kept, var = saved_epilogue(draw)
     return [torch.empty_like(x), floats(draw, *x.shape), *kept, weight, var, over, eps]
 
 
@@ -171,8 +171,8 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "column_sums": column_sums,
     "norm_act": norm_act,
     "norm_act_backward": norm_act_backward,
-    "chain_products_backward": chain_products_backward,
-    "chain_keep": chain_keep,
-    "kept_products": kept_products,
-    "chain_backward": chain_backward,
+    "epilogue_products_backward": epilogue_products_backward,
+    "save_epilogue": save_epilogue,
+    "saved_products": saved_products,
+    "saved_epilogue_backward": saved_epilogue_backward,
 }

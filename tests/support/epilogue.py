@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 
 from gossamer.codecs import optimal_bins
-from gossamer.ops import chain_keep
-from gossamer.ops.chain_keep import Packing
+from gossamer.ops import save_epilogue
 from gossamer.ops.norm_act import Epilogue, Over
+from gossamer.ops.save_epilogue import Packing
 
 from .norm_act import SLOPES, inputs
 
@@ -23,7 +23,7 @@ def settings(over, act, p=0.0, eps=1e-5):
 
 
 def codec(bits=2, block=256, noise=11, bf16_meta=True, levels=None, slope_bits=4):
-    """The arguments of chain_keep between seed and products, in its order."""
+    """The arguments of save_epilogue between seed and products, in its order."""
     return bits, block, bf16_meta, levels, noise, slope_bits
 
 
@@ -44,10 +44,10 @@ def cases(over):
 
 
 def keep(args, how, chosen):
-    """The result, what was kept of it, the variance that was used, and whether the result itself was kept."""
+    """The result, what was saved of it, the variance that was used, and whether the result itself was saved."""
     x, *norm = args
     epilogue, packing = Epilogue(*norm, *how), Packing(*chosen)
-    made = chain_keep(x, epilogue, packing, [], [])
+    made = save_epilogue(x, epilogue, packing, [], [])
     (out,), saved = made.outs, made.packed.saved(x.shape, epilogue, packing)
     return out, saved, epilogue.using(made.mean, made.var).var, epilogue.over == Over.NOTHING
 

@@ -15,7 +15,7 @@ with importing_pyg():
     from gossamer.engine import gradient, rules
     from gossamer.engine.int8 import engine as int8_engine
 if native.library:
-    from gossamer.backends.cpu import _kept_chain
+    from gossamer.backends.cpu import _saved_epilogue
 
 needs_native = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
 
@@ -35,7 +35,7 @@ def forced(
         if least is not None and native.library is None:
             patch.setattr(rules, "native", SimpleNamespace(library="references"))
         if tile_elements is not None and native.library:
-            patch.setattr(_kept_chain, "TILE_ELEMENTS", tile_elements)
+            patch.setattr(_saved_epilogue, "TILE_ELEMENTS", tile_elements)
         if not requests:
             patch.setattr(int8_engine, "request_of", lambda x: None)
         if not together:

@@ -7,7 +7,7 @@ tensor that carries codes and dequantises itself as soon as anyone but that prod
 `retain_grad`, anomaly mode and a second reader of the result thus see the gradient, rounded to int8 without bias.
 
 If the product behind that epilogue is one in float32, as before a loss, it is made along with it, and the epilogue's
-result is neither written nor saved: backward recomputes it from the input (ops/chain_products_backward.py).
+result is neither written nor saved: backward recomputes it from the input (ops/epilogue_products_backward.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_map_only
 
 from .. import ops
 from ..ops._structure import tensors_of, with_tensors, without_tensors
-from ..ops.chain_keep import Packing
-from ..ops.kept_chain import is_smooth
 from ..ops.norm_act import Epilogue, EpilogueGradient, Over
 from ..ops.norm_act_backward_rows import COLUMNWISE, READERS
 from ..ops.quantize_rows import QRows
+from ..ops.save_epilogue import Packing
+from ..ops.saved_epilogue import is_smooth
 from .noise import refuse_twice
 
 
@@ -182,7 +182,7 @@ class _EpilogueProducts(torch.autograd.Function):
         *params: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         weights, biases = list(params[::2]), list(params[1::2])
-        made = ops.chain_keep(x, epilogue, Packing(), weights, biases)
+        made = ops.save_epilogue(x, epilogue, Packing(), weights, biases)
         used = epilogue.using(made.mean, made.var)
         ctx.asked, ctx.epilogue, ctx.count = asked, without_tensors(used), len(weights)
         ctx.save_for_backward(*weights, x, *tensors_of(used))
@@ -198,7 +198,7 @@ class _EpilogueProducts(torch.autograd.Function):
         params: list[Tensor | None] = []
         with torch.no_grad():
             douts = [whole(dout) for dout in grads[: ctx.count]]
-            dweights, dz = ops.chain_products_backward(douts, weights, x, epilogue)
+            dweights, dz = ops.epilogue_products_backward(douts, weights, x, epilogue)
             for dout, dweight, needs_w, needs_b in zip(douts, dweights, needs[::2], needs[1::2], strict=True):
                 params += [dweight if needs_w else None, ops.column_sums(dout) if needs_b else None]
             found = ctx.asked.fill(dz, x, epilogue.norm)

@@ -87,7 +87,7 @@ class Published(Engine):
         if part.is_relu:
             return epilogues.relu_dropout(x, drawn.p, drawn.seed)
         if part.is_dropout:
-            return ops.dropout_keeping_mask(x, drawn.p, drawn.seed)[0] if drawn.p > 0 else x
+            return ops.dropout_saving_mask(x, drawn.p, drawn.seed)[0] if drawn.p > 0 else x
         out, mean, var = epilogues.plain_epilogue(x.contiguous(), drawn, self.shared.saving, raw=True)
         part.follow(mean, var, x.size(0))
         return out
@@ -98,7 +98,7 @@ class Published(Engine):
     def dropout(self, x: Tensor, p: float) -> Tensor:
         if not 0 < p <= 1 or not rules.saves_little(x) or x.dtype not in (torch.float32, torch.float64):
             return self.whole.dropout(x, p)
-        return ops.dropout_keeping_mask(x, p, draw_seed())[0]
+        return ops.dropout_saving_mask(x, p, draw_seed())[0]
 
 
 def _parts(epilogue: EpilogueSpec) -> list[EpilogueSpec]:

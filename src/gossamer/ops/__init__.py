@@ -8,20 +8,17 @@ order (`Graph.sort_edges`).
 
 from ._library import IMPLEMENTED, OPS
 from .attention import gat_attention
-from .chain_backward import chain_backward
-from .chain_keep import chain_keep
-from .chain_products_backward import chain_products_backward
 from .csr import coo_to_csr, transpose_csr
-from .dropout import dropout, dropout_keeping_mask, masked_scale, relu_dropout
+from .dropout import dropout, dropout_saving_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
+from .epilogue_products_backward import epilogue_products_backward
 from .gat_int8 import gat_backward_int8, gat_dots_int8, gat_sum_int8, int8_linear_heads
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from .gatv2 import gatv2_logits
 from .head_mean import head_mean_spmm
 from .int8_grad import int8_grad, int8_grad_exact
 from .int8_linear import int8_linear, int8_linear_plus, int8_linear_two
-from .int8_rows import chain_keep_rows, chain_rows, int8_linear_rows, kept_codes, quantize_times, spmm_rows
-from .kept_chain import kept_products
+from .int8_rows import epilogue_rows, int8_linear_rows, quantize_times, save_epilogue_rows, saved_codes, spmm_rows
 from .linear import column_sums, linear
 from .norm_act import norm_act, norm_act_backward
 from .norm_act_backward_rows import norm_act_backward_rows
@@ -29,6 +26,9 @@ from .pack import pack
 from .pack_fixed import pack_fixed, unpack_fixed
 from .quantize_rows import dequantize_rows, quantize_rows
 from .random import random_bits
+from .save_epilogue import save_epilogue
+from .saved_epilogue import saved_products
+from .saved_epilogue_backward import saved_epilogue_backward
 from .sddmm import sddmm
 from .sddmm_int8 import sddmm_int8
 from .spmm import spmm
@@ -40,17 +40,14 @@ from .weight_grad import weight_grad
 __all__ = [
     "IMPLEMENTED",
     "OPS",
-    "chain_backward",
-    "chain_keep",
-    "chain_keep_rows",
-    "chain_products_backward",
-    "chain_rows",
     "column_sums",
     "coo_to_csr",
     "dequantize_rows",
     "dropout",
-    "dropout_keeping_mask",
+    "dropout_saving_mask",
     "edge_softmax",
+    "epilogue_products_backward",
+    "epilogue_rows",
     "gat_attention",
     "gat_backward_int8",
     "gat_dots_int8",
@@ -67,8 +64,6 @@ __all__ = [
     "int8_linear_plus",
     "int8_linear_rows",
     "int8_linear_two",
-    "kept_codes",
-    "kept_products",
     "linear",
     "masked_scale",
     "norm_act",
@@ -80,6 +75,11 @@ __all__ = [
     "quantize_times",
     "random_bits",
     "relu_dropout",
+    "save_epilogue",
+    "save_epilogue_rows",
+    "saved_codes",
+    "saved_epilogue_backward",
+    "saved_products",
     "sddmm",
     "sddmm_int8",
     "spmm",

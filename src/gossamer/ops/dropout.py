@@ -116,7 +116,7 @@ def relu_dropout(x: Tensor, p: float, seed: int) -> Tensor:
     return relu_dropout_op(x.contiguous(), p, seed)[0]
 
 
-def dropout_keeping_mask(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+def dropout_saving_mask(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
     """`dropout`, and its mask as bits for `masked_scale`: for when regenerating costs more than keeping n / 8 bytes."""
     return dropout_mask(x.contiguous(), p, seed)
 

@@ -1,11 +1,11 @@
 """Ops whose results leave as int8 rows: the float row is rounded while it is in registers and never reaches memory.
 
-    quantize_times    rows of  x * factor
-    int8_linear_rows  rows of  int8_linear(x, w) * factor                                     (ops/int8_linear.py)
-    spmm_rows         rows of  spmm_int8(graph, x) * factor                                   (ops/spmm_int8.py)
-    chain_rows        rows of  dropout(act(norm(x)))                                          (ops/norm_act.py)
-    chain_keep_rows   the same, beside what backward needs of the chain in few bits           (ops/chain_keep.py)
-    kept_codes        rows of  what those few bits decode to                                  (ops/kept_chain.py)
+    quantize_times       rows of  x * factor
+    int8_linear_rows     rows of  int8_linear(x, w) * factor                                  (ops/int8_linear.py)
+    spmm_rows            rows of  spmm_int8(graph, x) * factor                                (ops/spmm_int8.py)
+    epilogue_rows        rows of  dropout(act(norm(x)))                                       (ops/norm_act.py)
+    save_epilogue_rows   the same, beside what backward needs of it in few bits               (ops/save_epilogue.py)
+    saved_codes          rows of  what those few bits decode to                               (ops/saved_epilogue.py)
 
 `factor` is a number per column: a scale that a later product cannot take out of its sum is folded in before rounding.
 Codes and scales are those of quantize_rows (ops/quantize_rows.py) on the float rows, bit for bit.
@@ -21,12 +21,12 @@ from torch import Tensor
 from . import _checks
 from ._library import define
 from ._structure import structure
-from .chain_keep import Packed, Packing, check_packing, fake_packed, pack_epilogue
 from .csr import Sparse
 from .int8_linear import check_product, int8_linear_op
-from .kept_chain import check_rows, rows_of
 from .norm_act import Epilogue, check_epilogue, fake_norm_act, norm_act
 from .quantize_rows import QRows, quantize_rows_op
+from .save_epilogue import Packed, Packing, check_packing, fake_packed, pack_epilogue
+from .saved_epilogue import check_rows, rows_of
 from .spmm_int8 import check_sum, int8_sum
 
 
@@ -125,23 +125,26 @@ class EpilogueRows(NamedTuple):
         return QRows(self.codes, self.scale)
 
 
-def _check_chain(x: Tensor, e: Epilogue, noise: int | None) -> None:
+def _check_epilogue(x: Tensor, e: Epilogue, noise: int | None) -> None:
     check_epilogue(x, e)
     _checks.dtype_of("x", x, (torch.float32,))
 
 
-def _chain(x: Tensor, e: Epilogue, noise: int | None) -> EpilogueRows:
+def _epilogue(x: Tensor, e: Epilogue, noise: int | None) -> EpilogueRows:
     out, mean, var = norm_act.reference(x, e)
     return EpilogueRows(*rounded(out, None, noise), mean, var)
 
 
-def _chain_fake(x: Tensor, e: Epilogue, noise: int | None) -> EpilogueRows:
+def _epilogue_fake(x: Tensor, e: Epilogue, noise: int | None) -> EpilogueRows:
     _, mean, var = fake_norm_act(x, e)
     return EpilogueRows(*empty_rows(x), mean, var)
 
 
-chain_rows = define(
-    "chain_rows(Tensor x, Epilogue, int? noise) -> EpilogueRows", check=_check_chain, reference=_chain, fake=_chain_fake
+epilogue_rows = define(
+    "epilogue_rows(Tensor x, Epilogue, int? noise) -> EpilogueRows",
+    check=_check_epilogue,
+    reference=_epilogue,
+    fake=_epilogue_fake,
 )
 
 
@@ -167,29 +170,29 @@ class SavingRows(NamedTuple):
         return Packed(self.saved_codes, self.zero, self.spread, self.marks)
 
 
-def _check_keep(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> None:
+def _check_save(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> None:
     check_packing(x, e, packing)
 
 
-def _keep(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> SavingRows:
+def _save(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> SavingRows:
     (out, mean, var), packed = pack_epilogue(x, e, packing)
     return SavingRows(*rounded(out, None, rounding), mean, var, *packed)
 
 
-def _keep_fake(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> SavingRows:
+def _save_fake(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> SavingRows:
     _, mean, var = fake_norm_act(x, e)
     return SavingRows(*empty_rows(x), mean, var, *fake_packed(x, e, packing))
 
 
-chain_keep_rows = define(
-    "chain_keep_rows(Tensor x, Epilogue, Packing, int? rounding) -> SavingRows",
-    check=_check_keep,
-    reference=_keep,
-    fake=_keep_fake,
+save_epilogue_rows = define(
+    "save_epilogue_rows(Tensor x, Epilogue, Packing, int? rounding) -> SavingRows",
+    check=_check_save,
+    reference=_save,
+    fake=_save_fake,
 )
 
-kept_codes = define(
-    "kept_codes(SavedEpilogue, Tensor? weight, Tensor? bias, bool result) -> QRows",
+saved_codes = define(
+    "saved_codes(SavedEpilogue, Tensor? weight, Tensor? bias, bool result) -> QRows",
     check=check_rows,
     reference=lambda k, weight, bias, result: rounded(rows_of(k, weight, bias, result), None, None),
     fake=lambda k, weight, bias, result: _empty(k.rows, k.columns, k.codes),

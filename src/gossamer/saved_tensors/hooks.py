@@ -3,7 +3,7 @@
     with gs.compressed_activations(gs.Blockwise(bits=4)) as account:
         loss = model(x)
     loss.backward()                     inside the block or after it
-    print(account)                      how many tensors, in how many bytes, and what was left alone
+    print(account)                      form many tensors, in form many bytes, and what was left alone
 
 The forward pass stays exact, bit for bit, and gradients carry noise of mean zero. For layers that `gs.lighten_` knows,
 its recipes save less; this is for all others.
@@ -44,7 +44,7 @@ from ..state.location import layer_here
 from . import slopes
 from .account import Account, refuse_when_compiled
 from .codes import Bits, Coded, Shelf, Storages, restore, share_memory
-from .rules import Keeping, is_parameter, is_plain, keeping, nodes_since, saved_names
+from .rules import Form, form_of, is_parameter, is_plain, nodes_since, saved_names
 
 _here = threading.local()  # .active: the innermost block of this thread
 
@@ -80,7 +80,7 @@ class _Compressing(TorchFunctionMode):
         assert plan is not None  # it is for settings that keep everything
         values: Any = plan.values
         of_slopes = dataclasses.replace(values, bits=plan.slopes) if hasattr(values, "bits") else values
-        self._codecs = {Keeping.ROWS: plan.rows, Keeping.VALUES: plan.values, Keeping.SLOPE: of_slopes}
+        self._codecs = {Form.ROWS: plan.rows, Form.VALUES: plan.values, Form.SLOPE: of_slopes}
         self._least = least
         self._random = random.Random(int(torch.randint(2**63 - 1, ())))
         self._shelf = Shelf()
@@ -94,7 +94,7 @@ class _Compressing(TorchFunctionMode):
             return func(*args, **named)
         if func in slopes.ELEMENTWISE:
             x = slopes.operand(args, named)
-            if x is not None and x.requires_grad and self._why_left(x, Keeping.SLOPE, func, ()) is None:
+            if x is not None and x.requires_grad and self._why_left(x, Form.SLOPE, func, ()) is None:
                 return self._with_slope(slopes.apply(func, x, args, named), func)
         start = torch._C._autograd._get_sequence_nr()
         result = func(*args, **named)
@@ -126,7 +126,7 @@ class _Compressing(TorchFunctionMode):
     def _with_slope(self, y: Tensor, func: Any) -> Tensor:
         with torch._C.DisableTorchFunction():
             node: Any = y.grad_fn
-            self._keep(node.saved_tensors[0], node._raw_saved_tensors[0], Keeping.SLOPE, func)
+            self._save(node.saved_tensors[0], node._raw_saved_tensors[0], Form.SLOPE, func)
         return y
 
     def _consider(self, node: Any, name: str, func: Any, inputs: Any) -> None:
@@ -136,14 +136,14 @@ class _Compressing(TorchFunctionMode):
             return
         if not isinstance(saved, Tensor):
             return
-        how = keeping(node, name, saved)
-        left = self._why_left(saved, how, func, inputs)
-        if left is None and not self._keep(saved, getattr(node, f"_raw_saved_{name}"), how, func):
+        form = form_of(node, name, saved)
+        left = self._why_left(saved, form, func, inputs)
+        if left is None and not self._save(saved, getattr(node, f"_raw_saved_{name}"), form, func):
             left = "integers"
         if left is not None:
             self.account.left[left] += 1
 
-    def _why_left(self, x: Tensor, how: Keeping, func: Any, inputs: Any) -> str | None:
+    def _why_left(self, x: Tensor, form: Form, func: Any, inputs: Any) -> str | None:
         """Why x is saved as it is, or None."""
         if not is_plain(x):
             return "of other kinds"
@@ -151,15 +151,15 @@ class _Compressing(TorchFunctionMode):
             return "small"
         if is_parameter(x):
             return "parameters"
-        if how is not Keeping.SLOPE and x.grad_fn is None and (x.requires_grad or self._is_data(x, inputs)):
+        if form is not Form.SLOPE and x.grad_fn is None and (x.requires_grad or self._is_data(x, inputs)):
             return "data"
         if x in self._exact:
             return "kept whole by another"
-        if how is Keeping.WHOLE:
+        if form is Form.WHOLE:
             self._exact.add(x)
             self.account.exact[_name(func)] += x.untyped_storage().nbytes()
             return "needed exactly"
-        codec = self._codecs.get(how)
+        codec = self._codecs.get(form)
         bytes_kept = codec.nbytes(x.shape) if codec else -(-x.numel() // 8)
         bytes_before = min(x.numel() * x.element_size(), x.untyped_storage().nbytes())  # less memory: expanded
         return None if bytes_kept < bytes_before else "no smaller in bits"
@@ -168,29 +168,31 @@ class _Compressing(TorchFunctionMode):
         """Whether x came into the block from outside: someone holds it anyway."""
         return share_memory(x, inputs) and x not in self._made
 
-    def _keep(self, x: Tensor, saved: Any, how: Keeping, func: Any) -> bool:
+    def _save(self, x: Tensor, saved: Any, form: Form, func: Any) -> bool:
         """Replace x by its codes in a node's SavedTensor; False if that is not possible."""
         autocast = torch.is_autocast_enabled(x.device.type)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():
-            found = self._shelf.keep(x, self._codecs.get(how, how), functools.partial(self._make, how, func, x.shape))
+            found = self._shelf.keep(
+                x, self._codecs.get(form, form), functools.partial(self._make, form, func, x.shape)
+            )
         if found is None:
             return False
-        kept, new = found
+        saved_as, new = found
         if new:
-            self.account.add(x, kept[0].content.nbytes)
+            self.account.add(x, saved_as[0].content.nbytes)
         else:
             self.account.shared += 1
-        saved.register_hooks(lambda _: kept, restore)
+        saved.register_hooks(lambda _: saved_as, restore)
         return True
 
-    def _make(self, how: Keeping, func: Any, shape: torch.Size, rows: Tensor) -> Bits | Coded | None:
-        if how is Keeping.SIGN:
+    def _make(self, form: Form, func: Any, shape: torch.Size, rows: Tensor) -> Bits | Coded | None:
+        if form is Form.SIGN:
             return Bits.of_sign(rows)
         two = Bits.of_two_values(rows)
-        if two is not None or how is Keeping.MASK:
+        if two is not None or form is Form.MASK:
             return two
         try:
-            return Coded(self._codecs[how], rows, self._random.getrandbits(63))
+            return Coded(self._codecs[form], rows, self._random.getrandbits(63))
         except ValueError as error:
             what = f"the tensor of shape {list(shape)} that `{_name(func)}` saves for backward"
             raise ValueError(f"{layer_here()}, {what} cannot be compressed: {error}") from error

@@ -56,7 +56,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "NativeBatchNormBackward0": ("input",),
     "NativeGroupNormBackward0": ("input",),
     "NativeLayerNormBackward0": ("input",),
-    "PowBackward0": ("self",),  # a square; see `keeping`
+    "PowBackward0": ("self",),  # a square; see `form_of`
     "StdBackward0": ("self",),
     "VarBackward0": ("self",),
 }
@@ -75,7 +75,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-class Keeping(Enum):
+class Form(Enum):
     WHOLE = "as it is"
     ROWS = "by the codec, rows may be projected"
     VALUES = "by the codec, element by element"
@@ -84,19 +84,19 @@ class Keeping(Enum):
     SLOPE = "by the codec, at four bits or more: its noise travels down"
 
 
-def keeping(node: Any, name: str, saved: Tensor) -> Keeping:
+def form_of(node: Any, name: str, saved: Tensor) -> Form:
     """How the tensor that `node` saved under `name` may be compressed."""
     kind = type(node).__name__
     if not saved.is_floating_point():
-        return Keeping.MASK
+        return Form.MASK
     if name in SIGNS.get(kind, ()):
-        return Keeping.SIGN
+        return Form.SIGN
     if name in PRODUCTS.get(kind, ()):
         operands = [following for following, _ in node.next_functions[-2:]]
-        return Keeping.ROWS if any(_leads_to_parameter(operand) for operand in operands) else Keeping.VALUES
+        return Form.ROWS if any(_leads_to_parameter(operand) for operand in operands) else Form.VALUES
     if name not in VALUES.get(kind, ()) or (kind == "PowBackward0" and node._saved_exponent != 2):
-        return Keeping.WHOLE
-    return Keeping.VALUES
+        return Form.WHOLE
+    return Form.VALUES
 
 
 def saved_names(node: Any) -> tuple[str, ...]:

@@ -353,7 +353,7 @@ def fused():
 
 def quantised(calls):
     """How many epilogues were made as int8 rows."""
-    return calls.names.count("chain_rows") + calls.names.count("chain_keep_rows")
+    return calls.names.count("epilogue_rows") + calls.names.count("save_epilogue_rows")
 
 
 def assert_stacked(found, truth):

@@ -526,7 +526,7 @@ def test_a_container_projects_its_epilogues(given, fused):
     with GatCalls() as calls:
         step(run, (x,))
     assert calls.names.count("int8_linear_heads") == 2 and calls.as_rows == [True, True]
-    assert "chain_rows" in calls.names
+    assert "epilogue_rows" in calls.names
     out, found = step(run, (x,))
     unprojected(model)
     with GatCalls() as calls:

@@ -241,7 +241,7 @@ def encodes(function, *args):
     """Whether an op that encodes ran, and the result of `function`."""
     with Calls() as calls:
         out = function(*args)
-    return bool({"pack", "pack_fixed", "chain_keep"} & set(calls.names)), out
+    return bool({"pack", "pack_fixed", "save_epilogue"} & set(calls.names)), out
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -7,27 +7,27 @@ from torch import Tensor
 from ...native import library, num_threads
 from ...ops._library import implement
 from ...ops._sum_checks import heads_of
-from ...ops.chain_keep import Packing
 from ...ops.csr import Sparse
 from ...ops.int8_rows import (
     EpilogueRows,
     SavingRows,
-    chain_keep_rows,
-    chain_rows,
+    epilogue_rows,
     int8_linear_rows,
-    kept_codes,
     quantize_times,
+    save_epilogue_rows,
+    saved_codes,
     spmm_rows,
 )
-from ...ops.kept_chain import SavedEpilogue
 from ...ops.norm_act import Epilogue, Over
 from ...ops.quantize_rows import QRows
+from ...ops.save_epilogue import Packing
+from ...ops.saved_epilogue import SavedEpilogue
 from ...ops.spmm_int8 import of_codes
 from ._arguments import as_float, at, contiguous, enough, noise, stepped
-from ._chain_keep import keeping
 from ._int8_rows import NO_TERMS, RowsTo, contiguous_rows, empty_rows
-from ._kept_chain import contiguous_kept, decoder, run_tiles
 from ._norm import column_affine, own_statistics, pointwise
+from ._save_epilogue import saving
+from ._saved_epilogue import contiguous_saved, decoder, run_tiles
 
 
 def _quantize_times(x: Tensor, factor: Tensor | None, seed: int | None) -> QRows:
@@ -65,22 +65,22 @@ def _spmm_rows(
     return out
 
 
-def _chain_rows(x: Tensor, e: Epilogue, seed: int | None) -> EpilogueRows:
+def _epilogue_rows(x: Tensor, e: Epilogue, seed: int | None) -> EpilogueRows:
     if x.numel() == 0:
-        return chain_rows.reference(x, e, seed)
+        return epilogue_rows.reference(x, e, seed)
     x, weight, bias = contiguous(x, e.weight, e.bias)
     rows, (mean, var) = empty_rows(*x.shape), own_statistics(x, e.over)
     columns = column_affine(x, e.using(mean, var))
     by_row = (at(mean), at(var)) if e.over == Over.ROWS else (0, 0)
     given = (at(x), *(at(t) for t in columns), at(weight), at(bias), e.eps, *by_row, *x.shape)
-    enough(library.chain_rows(*given, *pointwise(e), at(rows.codes), at(rows.scale), *noise(seed), num_threads()))
+    enough(library.epilogue_rows(*given, *pointwise(e), at(rows.codes), at(rows.scale), *noise(seed), num_threads()))
     return EpilogueRows(*rows, mean, var)
 
 
-def _chain_keep_rows(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> SavingRows:
-    found = keeping(x, e, packing)
+def _save_epilogue_rows(x: Tensor, e: Epilogue, packing: Packing, rounding: int | None) -> SavingRows:
+    found = saving(x, e, packing)
     if found is None:
-        return chain_keep_rows.reference(x, e, packing, rounding)
+        return save_epilogue_rows.reference(x, e, packing, rounding)
     rows, columns = x.shape
     to = RowsTo(rows, columns, rounding)
     for start, _, tile in run_tiles(rows, columns, found.group, found.run):
@@ -88,10 +88,10 @@ def _chain_keep_rows(x: Tensor, e: Epilogue, packing: Packing, rounding: int | N
     return SavingRows(*to.rows, found.mean, found.var, *found.packed)
 
 
-def _kept_codes(k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool) -> QRows:
-    k = contiguous_kept(k)
+def _saved_codes(k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool) -> QRows:
+    k = contiguous_saved(k)
     if k.rows * k.columns == 0:
-        return kept_codes.reference(k, weight, bias, result)
+        return saved_codes.reference(k, weight, bias, result)
     run, to = decoder(k, weight, bias, result), RowsTo(k.rows, k.columns, None)
     for start, _, tile in run_tiles(k.rows, k.columns, 1, run):
         to.write(start, tile)
@@ -101,6 +101,6 @@ def _kept_codes(k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, re
 implement(quantize_times, "cpu", _quantize_times)
 implement(int8_linear_rows, "cpu", _int8_linear_rows)
 implement(spmm_rows, "cpu", _spmm_rows)
-implement(chain_rows, "cpu", _chain_rows)
-implement(chain_keep_rows, "cpu", _chain_keep_rows)
-implement(kept_codes, "cpu", _kept_codes)
+implement(epilogue_rows, "cpu", _epilogue_rows)
+implement(save_epilogue_rows, "cpu", _save_epilogue_rows)
+implement(saved_codes, "cpu", _saved_codes)

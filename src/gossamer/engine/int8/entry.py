@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ... import ops
 from ...ops._structure import take, tensors_of, without_tensors
-from ...ops.chain_keep import Packing
-from ...ops.kept_chain import SavedEpilogue, is_smooth
 from ...ops.linear import remember_sums
 from ...ops.norm_act import Epilogue, Over
 from ...ops.quantize_rows import QRows
+from ...ops.save_epilogue import Packing
+from ...ops.saved_epilogue import SavedEpilogue, is_smooth
 from ...state.location import layer_here
 from ..gradient import Request
 from ..noise import refuse_nan as refuse_saved_nan
@@ -87,7 +87,7 @@ class SavedInput(NamedTuple):
         if self.rows is not None or self.saved is None:
             return self.rows
         weight, bias = (None, None) if self.epilogue is None else (self.epilogue.weight, self.epilogue.bias)
-        return ops.kept_codes(self.saved, weight, bias, self.result)
+        return ops.saved_codes(self.saved, weight, bias, self.result)
 
 
 BEFORE = "in a layer that ran before anomaly mode was on"
@@ -124,10 +124,10 @@ def _enter(x: Tensor, entry: Entry, seeds: Seeds) -> Entered:
     if saving is not None:
         return _enter_saving(x, epilogue, saving, seeds)
     if _by_marks(epilogue):
-        made = ops.chain_keep_rows(x, epilogue, Packing(), seeds.of_activation())
+        made = ops.save_epilogue_rows(x, epilogue, Packing(), seeds.of_activation())
         saved = made.packed.saved(x.shape, epilogue, Packing())
         return Entered(made.rows, SavedInput(made.rows, saved, epilogue=epilogue), made.mean, made.var)
-    ran = ops.chain_rows(x, epilogue, seeds.of_activation())
+    ran = ops.epilogue_rows(x, epilogue, seeds.of_activation())
     used = epilogue.using(ran.mean, ran.var)
     return Entered(ran.rows, SavedInput(ran.rows, x=x, epilogue=used), ran.mean, ran.var)
 
@@ -142,7 +142,7 @@ def _enter_saving(x: Tensor, epilogue: Epilogue, saving: Saving, seeds: Seeds) -
     packing = packing_of(saving.rows if alone else saving.values, x.size(1), x.device)
     assert packing is not None, "engines ask `saved.epilogue.fits` first"
     packing = packing._replace(noise=noise_beside(epilogue, x), slope_bits=saving.slopes)
-    made = ops.chain_keep_rows(x, epilogue, packing, seeds.of_activation())
+    made = ops.save_epilogue_rows(x, epilogue, packing, seeds.of_activation())
     refuse_saved_nan(made.zero)
     saved = made.packed.saved(x.shape, epilogue, packing)
     used = epilogue.using(made.mean, made.var)._replace(mean=None)
@@ -156,7 +156,7 @@ def leave(drows: Tensor, asked: Request | None, saved: SavedInput) -> tuple[Tens
         return drows, None, None
     if saved.saved is not None:
         norm = (epilogue.weight, epilogue.var, epilogue.over, epilogue.eps)
-        dweight, dbias, sums = ops.chain_backward(drows, drows, saved.saved, *norm)
+        dweight, dbias, sums = ops.saved_epilogue_backward(drows, drows, saved.saved, *norm)
         if sums.numel():
             remember_sums(drows, sums)
         return drows, dweight, dbias

@@ -19,12 +19,12 @@ from ...codecs import Codec
 from ...codecs.codec import Codes
 from ...ops._structure import take, tensors_of, without_tensors
 from ...ops.activation import derivative
-from ...ops.chain_backward import gradient
-from ...ops.chain_keep import Packing
 from ...ops.dropout import pack_bits, relu_dropout_op
-from ...ops.kept_chain import LEAKY, RELU, SavedEpilogue, factor_of, is_smooth, marks_alone, slope_range
 from ...ops.linear import remember_sums
 from ...ops.norm_act import Epilogue, Over, affine, normalised_by
+from ...ops.save_epilogue import Packing
+from ...ops.saved_epilogue import LEAKY, RELU, SavedEpilogue, factor_of, is_smooth, marks_alone, slope_range
+from ...ops.saved_epilogue_backward import gradient
 from ..gradient import whole
 from ..noise import draw_seed, refuse_nan, refuse_twice, seed_beside
 from .policy import Saving, packing_of
@@ -57,7 +57,7 @@ def _make(
 ) -> _Made:  # fmt: skip
     if packing.bits or is_smooth(epilogue.act):
         packing = packing._replace(noise=noise_beside(epilogue, x))
-    made = ops.chain_keep(x, epilogue, packing, list(weights), list(biases))
+    made = ops.save_epilogue(x, epilogue, packing, list(weights), list(biases))
     refuse_nan(made.zero)
     saved = made.packed.saved(x.shape, epilogue, packing)
     return _Made(made.outs, made.mean, made.var, saved, made.var if epilogue.var is None else epilogue.var)
@@ -68,7 +68,7 @@ def _result(saved: SavedEpilogue, epilogue: Epilogue) -> SavedResult:
 
 
 class _Epilogue(torch.autograd.Function):
-    """Backward by the kernel of ops.chain_backward."""
+    """Backward by the kernel of ops.saved_epilogue_backward."""
 
     @staticmethod
     def forward(
@@ -102,7 +102,7 @@ class _Epilogue(torch.autograd.Function):
                 dout = whole(douts[0])
                 dx = memory.empty(dout.shape, dout.dtype)
             norm = (epilogue.weight, epilogue.var, epilogue.over, epilogue.eps)
-            dweight, dbias, sums = ops.chain_backward(dx, dout, saved, *norm)
+            dweight, dbias, sums = ops.saved_epilogue_backward(dx, dout, saved, *norm)
             if sums.numel():
                 remember_sums(dx, sums)
         own = (dweight if needs_weight else None, dbias if needs_bias else None)

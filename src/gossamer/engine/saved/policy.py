@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...codecs import Blockwise, Codec, Projected, Uniform
-from ...ops.chain_keep import Packing
+from ...ops.save_epilogue import Packing
 from ..settings import Keep, Published
 
 LEAST = 2**10

@@ -4,7 +4,7 @@ A `Source` is the tensors that autograd is to save, and how to multiply by what 
 
     given     the rows themselves: input that needs no gradient lives anyway, costs nothing and is exact
     dropped   such input and a dropout seed: the rows are recomputed
-    packed    few-bit codes, of the rows or of the normalised rows an epilogue made them from (ops/kept_chain.py)
+    packed    few-bit codes, of the rows or of the normalised rows an epilogue made them from (ops/saved_epilogue.py)
     coded     the codes of any other codec; a projection is multiplied without being undone
 
 What an epilogue saved of its result is a fact about that tensor (state/facts.py), and a product that reads the tensor
@@ -24,8 +24,8 @@ from ... import ops
 from ...codecs import Codec, Projected
 from ...codecs.codec import Codes
 from ...ops._structure import tensors_of, with_tensors, without_tensors
-from ...ops.chain_keep import Packing
-from ...ops.kept_chain import SavedEpilogue
+from ...ops.save_epilogue import Packing
+from ...ops.saved_epilogue import SavedEpilogue
 from ...state import facts
 from ..noise import draw_seed, refuse_nan
 from .policy import Saving, packing_of
@@ -118,7 +118,7 @@ def _dropped(p: float, seed: int, saved: SavedTensors, douts: Sequence[Tensor]) 
 
 def _packed(rest: SavedEpilogue, result: bool, saved: SavedTensors, douts: Sequence[Tensor]) -> list[Tensor]:
     *tensors, weight, bias = saved
-    return ops.kept_products(list(douts), with_tensors(rest, tensors), weight, bias, result)
+    return ops.saved_products(list(douts), with_tensors(rest, tensors), weight, bias, result)
 
 
 def _coded(

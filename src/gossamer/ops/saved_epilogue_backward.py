@@ -1,4 +1,4 @@
-"""The gradient of a chain of norm, activation and dropout from what was kept of it (ops/kept_chain.py).
+"""The gradient of an epilogue (norm, activation, dropout) from what was saved of it (ops/saved_epilogue.py).
 
     g = f dout        dbias = sum over rows of g        dweight = sum over rows of g x_hat
     dx = rstd (h - mean h - x_hat mean(h x_hat))        h = weight g, means as `over` says
@@ -19,8 +19,8 @@ from torch import Tensor
 from . import _checks
 from ._library import define
 from ._structure import structure
-from .kept_chain import SavedEpilogue, check_codes, check_columns, check_kept, factor_of, hat_of, through
 from .norm_act import EpilogueGradient, Over, check_over, rstd_of
+from .saved_epilogue import SavedEpilogue, check_codes, check_columns, check_saved, factor_of, hat_of, through
 
 
 @structure
@@ -35,7 +35,7 @@ class SavedEpilogueGradient(NamedTuple):
 def _check(
     dx: Tensor, dout: Tensor, k: SavedEpilogue, weight: Tensor | None, var: Tensor | None, over: int, eps: float
 ) -> None:
-    check_kept(k)
+    check_saved(k)
     check_over(over)
     check_columns(k.columns, weight=weight)
     if over != Over.NOTHING:
@@ -46,7 +46,7 @@ def _check(
     shape = (k.rows, k.columns)
     for name, tensor in (("dx", dx), ("dout", dout)):
         _checks.dtype_of(name, tensor, (torch.float32,))
-        _checks.shape_of(name, tensor, shape, f"{shape}, as was kept")
+        _checks.shape_of(name, tensor, shape, f"{shape}, as was saved")
     if not dx.is_contiguous():
         raise ValueError(f"`dx` must be contiguous, as it is written in place (got strides {dx.stride()})")
 
@@ -97,9 +97,9 @@ def _fake(
     return SavedEpilogueGradient(dx.new_empty(columns), dx.new_empty(columns), sums)
 
 
-chain_backward = define(
-    "chain_backward(Tensor(a!) dx, Tensor dout, SavedEpilogue, Tensor? weight, Tensor? var, int over, float eps)"
-    " -> SavedEpilogueGradient",
+saved_epilogue_backward = define(
+    "saved_epilogue_backward(Tensor(a!) dx, Tensor dout, SavedEpilogue, Tensor? weight, Tensor? var, int over, "
+    "float eps) -> SavedEpilogueGradient",
     check=_check,
     reference=_reference,
     fake=_fake,

@@ -1,4 +1,4 @@
-"""Native kernel of ops/chain_products_backward.py."""
+"""Native kernel of ops/epilogue_products_backward.py."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 from ... import memory
 from ...native import library, num_threads
 from ...ops._library import implement
-from ...ops.chain_products_backward import ProductsGradient, chain_products_backward
+from ...ops.epilogue_products_backward import ProductsGradient, epilogue_products_backward
 from ...ops.norm_act import Epilogue
 from ._arguments import F32, at, enough
 from ._norm import column_affine, pointwise
 
 
-def _chain_products_backward(gs: list[Tensor], weights: list[Tensor], x: Tensor, e: Epilogue) -> ProductsGradient:
+def _epilogue_products_backward(gs: list[Tensor], weights: list[Tensor], x: Tensor, e: Epilogue) -> ProductsGradient:
     (rows, columns), dz = x.shape, memory.empty(x.shape, F32)
     dws = [memory.empty([g.size(1), columns], F32) for g in gs]
     some = [k for k, g in enumerate(gs) if g.numel()]  # kernels get no empty tensors
@@ -25,8 +25,8 @@ def _chain_products_backward(gs: list[Tensor], weights: list[Tensor], x: Tensor,
     partial = memory.empty([library.grad_slabs(rows, outs, columns), columns, outs], F32)
     products = ([at(tensors[k]) for k in some] for tensors in (gs, weights, dws))
     given = (at(x), at(scale), at(shift), *pointwise(e), *products, [gs[k].size(1) for k in some])
-    enough(library.chain_products_backward(*given, at(partial), at(dz), rows, columns, num_threads()))
+    enough(library.epilogue_products_backward(*given, at(partial), at(dz), rows, columns, num_threads()))
     return ProductsGradient(dws, dz)
 
 
-implement(chain_products_backward, "cpu", _chain_products_backward)
+implement(epilogue_products_backward, "cpu", _epilogue_products_backward)

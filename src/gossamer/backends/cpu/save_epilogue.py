@@ -1,4 +1,4 @@
-"""Native kernel of ops/chain_keep.py."""
+"""Native kernel of ops/save_epilogue.py."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from torch import Tensor
 
 from ... import memory
 from ...ops._library import implement
-from ...ops.chain_keep import Packing, SavingResult, chain_keep
 from ...ops.norm_act import Epilogue
+from ...ops.save_epilogue import Packing, SavingResult, save_epilogue
 from ._arguments import F32
-from ._chain_keep import keeping
+from ._save_epilogue import saving
 
 
-def _chain_keep(
+def _save_epilogue(
     x: Tensor, e: Epilogue, packing: Packing, products: list[Tensor], biases: list[Tensor | None]
 ) -> SavingResult:
-    found = keeping(x, e, packing)
+    found = saving(x, e, packing)
     if found is None:
-        return chain_keep.reference(x, e, packing, products, biases)
+        return save_epilogue.reference(x, e, packing, products, biases)
     rows = x.size(0)
     outs = [memory.empty([rows, product.size(0)], F32) for product in products] or [memory.empty(x.shape, F32)]
     if products:
@@ -27,4 +27,4 @@ def _chain_keep(
     return SavingResult(outs, found.mean, found.var, *found.packed)
 
 
-implement(chain_keep, "cpu", _chain_keep)
+implement(save_epilogue, "cpu", _save_epilogue)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer.ops import OPS, chain_keep, linear, norm_act, pack, unpack_fixed
+from gossamer.ops import OPS, linear, norm_act, pack, save_epilogue, unpack_fixed
 from gossamer.ops.activation import ACTIVATIONS, derivative
 from gossamer.ops.dropout import pack_bits
-from gossamer.ops.kept_chain import slope_range
 from gossamer.ops.norm_act import Over, affine, normalised, rstd_of
+from gossamer.ops.saved_epilogue import slope_range
 from support.compare import UNIT, on_baseline, same_bits, same_sums
 from support.epilogue import PLAIN, cases, codec, optimal, settings
 from support.norm_act import OVER, inputs
@@ -29,14 +29,14 @@ def hat_of(x, mean, var, over, eps):
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 def test_results_are_those_of_norm_act(over, isa):
     for args, how, chosen in cases(over):
-        (out,), mean, var, *_ = chain_keep(*args, *how, *chosen, [], [])
+        (out,), mean, var, *_ = save_epilogue(*args, *how, *chosen, [], [])
         assert same_sums((out, mean, var), norm_act(*args, *how))
 
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 def test_codes_are_those_of_pack(over, isa):
     for args, how, chosen in cases(over):
-        (out,), mean, var, *codes, _ = chain_keep(*args, *how, *chosen, [], [])
+        (out,), mean, var, *codes, _ = save_epilogue(*args, *how, *chosen, [], [])
         used = args[3:] if over == Over.FIXED else (mean, var)
         bits, block, bf16_meta, levels, noise, _ = chosen
         rows = out if over == Over.NOTHING else hat_of(args[0], *used, over, how[1])
@@ -46,7 +46,7 @@ def test_codes_are_those_of_pack(over, isa):
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 def test_marks(over, isa):
     for args, how, chosen in cases(over):
-        (out,), mean, var, _, _, _, marks = chain_keep(*args, *how, *chosen, [], [])
+        (out,), mean, var, _, _, _, marks = save_epilogue(*args, *how, *chosen, [], [])
         *rest, act, slope, _, seed = how
         if ACTIVATIONS[act] == "identity":
             assert marks.numel() == 0
@@ -68,7 +68,7 @@ def test_marks(over, isa):
 def test_nan_passes_relu_and_marks_its_bit(isa):
     x = torch.randn(300, 16)
     x[5, 3] = torch.nan
-    *_, zero, _, marks = chain_keep(x, *[None] * 4, *settings(Over.NOTHING, 1), *codec(), [], [])
+    *_, zero, _, marks = save_epilogue(x, *[None] * 4, *settings(Over.NOTHING, 1), *codec(), [], [])
     assert torch.equal(marks, pack_bits((x > 0) | x.isnan()))
     assert zero.isnan().sum() == 1
 
@@ -84,12 +84,12 @@ def assert_products(outs, whole, weights, biases):
 
 @pytest.mark.parametrize("over", OVER, ids=lambda o: o.name)
 def test_products_made_while_the_result_is_in_the_cache(over, isa):
-    """The products of norm_act's result; what is kept does not change by them."""
+    """The products of norm_act's result; what is saved does not change by them."""
     for args, how, chosen in cases(over):
         columns = args[0].size(1)
         weights, biases = [rand(5, columns, seed=s) for s in (1, 2)], [None, rand(5, seed=3)]
-        outs, *kept = chain_keep(*args, *how, *chosen, weights, biases)
-        (whole,), *alone = chain_keep(*args, *how, *chosen, [], [])
+        outs, *kept = save_epilogue(*args, *how, *chosen, weights, biases)
+        (whole,), *alone = save_epilogue(*args, *how, *chosen, [], [])
         assert same_bits(kept, alone)
         assert_products(outs, whole, weights, biases)
 
@@ -101,8 +101,8 @@ def test_products_of_every_size(p, isa):
         weights = [rand(outs, columns, seed=outs) for outs in (1, 16, 0, 40, 65, 200)]
         biases = [None if len(w) == 16 else rand(len(w), seed=1) for w in weights]
         given = (rand(rows, columns), *[None] * 4, *settings(Over.NOTHING, 0, p), *codec(2, 100))
-        (whole,), *_ = chain_keep(*given, [], [])
-        assert_products(chain_keep(*given, weights, biases)[0], whole, weights, biases)
+        (whole,), *_ = save_epilogue(*given, [], [])
+        assert_products(save_epilogue(*given, weights, biases)[0], whole, weights, biases)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.9], ids=["dense", "mostly zero"])
@@ -113,8 +113,8 @@ def test_products_of_special_numbers(p, special, isa):
     how = (*settings(Over.NOTHING, 1, p), *PLAIN)
     for place in (x, weight):
         before, place[3, 5] = float(place[3, 5]), special
-        (whole,), *_ = chain_keep(x, *[None] * 4, *how, [], [])
-        found, want = chain_keep(x, *[None] * 4, *how, [weight], [None])[0][0], linear(whole, weight)
+        (whole,), *_ = save_epilogue(x, *[None] * 4, *how, [], [])
+        found, want = save_epilogue(x, *[None] * 4, *how, [weight], [None])[0][0], linear(whole, weight)
         assert torch.equal(found.isnan(), want.isnan()) and torch.equal(found.isinf(), want.isinf())
         place[3, 5] = before
 
@@ -123,9 +123,9 @@ def everything(over, act):
     """Blocks that end inside of rows and bytes of marks, and several tiles."""
     args = inputs(700, 34, over)
     chosen = codec(4, 100, levels=optimal(4, 100))
-    outs, *kept = chain_keep(*args, *settings(over, act, 0.4), *chosen, [], [])
+    outs, *kept = save_epilogue(*args, *settings(over, act, 0.4), *chosen, [], [])
     weights, biases = [rand(20, 34), rand(70, 34, seed=1)], [rand(20), None]
-    dense, few = (chain_keep(*args, *settings(over, act, p), *chosen, weights, biases)[0] for p in (0.0, 0.8))
+    dense, few = (save_epilogue(*args, *settings(over, act, p), *chosen, weights, biases)[0] for p in (0.0, 0.8))
     return *outs, *kept, *dense, *few
 
 
@@ -142,7 +142,7 @@ def test_same_bits_for_every_instruction_set_and_thread_count(over, isa, threads
 
 def test_without_bits_only_marks_are_kept():
     x = rand(40, 16)
-    (out,), mean, var, codes, zero, spread, marks = chain_keep(x, *[None] * 4, *settings(0, 2), *PLAIN, [], [])
+    (out,), mean, var, codes, zero, spread, marks = save_epilogue(x, *[None] * 4, *settings(0, 2), *PLAIN, [], [])
     assert [t.numel() for t in (mean, var, codes, zero, spread, marks)] == [0, 0, 0, 0, 0, 80]
     assert torch.equal(out, torch.nn.functional.leaky_relu(x, 0.2))
 
@@ -152,17 +152,17 @@ def test_strides_change_nothing(isa):
         args, how = inputs(40, 17, over), settings(over, 2, 0.3)
         strided = [None if a is None else torch.stack([a, a], -1)[..., 0] for a in args]
         levels = torch.stack([optimal(2, 256)] * 2, -1)[..., 0]
-        want = chain_keep(*args, *how, *codec(levels=levels.contiguous()), [], [])
-        assert same_sums(chain_keep(*strided, *how, *codec(levels=levels), [], []), want)
+        want = save_epilogue(*args, *how, *codec(levels=levels.contiguous()), [], [])
+        assert same_sums(save_epilogue(*strided, *how, *codec(levels=levels), [], []), want)
         weight, bias = rand(17, 9, seed=1).t(), torch.stack([rand(9)] * 2, -1)[..., 0]
-        (got,), *_ = chain_keep(*args, *how, *codec(), [weight], [bias])
-        assert same_sums(got, chain_keep(*args, *how, *codec(), [weight.contiguous()], [bias.contiguous()])[0])
+        (got,), *_ = save_epilogue(*args, *how, *codec(), [weight], [bias])
+        assert same_sums(got, save_epilogue(*args, *how, *codec(), [weight.contiguous()], [bias.contiguous()])[0])
 
 
 @pytest.mark.parametrize("rows,columns", [(0, 5), (5, 0)])
 def test_nothing_to_keep(rows, columns):
     weight = rand(3, columns)
-    outs, *kept = chain_keep(rand(rows, columns), *[None] * 4, *settings(0, 1), *codec(), [weight], [rand(3)])
+    outs, *kept = save_epilogue(rand(rows, columns), *[None] * 4, *settings(0, 1), *codec(), [weight], [rand(3)])
     assert outs[0].shape == (rows, 3) and all(t.numel() == 0 for t in kept)
     assert torch.equal(outs[0], rand(3).expand(rows, 3))
 
@@ -187,7 +187,7 @@ def test_bad_arguments(change, kind, message):
     for at, value in change.items():
         args[at] = value
     with pytest.raises(kind, match=message):
-        chain_keep(*args)
+        save_epilogue(*args)
 
 
 def test_opcheck():
@@ -195,4 +195,4 @@ def test_opcheck():
     for over in (Over.FIXED, Over.ROWS, Over.NOTHING):
         for act, rest in ((2, products), (3, [[], []])):
             args = (*inputs(5, 7, over), *settings(over, act, 0.3), *codec(), *rest)
-            opcheck(OPS["chain_keep"].overload, args, test_utils=("test_schema", "test_faketensor"))
+            opcheck(OPS["save_epilogue"].overload, args, test_utils=("test_schema", "test_faketensor"))

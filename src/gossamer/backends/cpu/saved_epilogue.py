@@ -1,4 +1,4 @@
-"""Native kernel of ops/kept_chain.py."""
+"""Native kernel of ops/saved_epilogue.py."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from torch import Tensor
 
 from ...native import library, num_threads
 from ...ops._library import implement
-from ...ops.kept_chain import SavedEpilogue, kept_products
+from ...ops.saved_epilogue import SavedEpilogue, saved_products
 from ._arguments import at, contiguous, enough
-from ._kept_chain import contiguous_kept, native_chain
+from ._saved_epilogue import contiguous_saved, native_epilogue
 from ._weight_grads import WeightGrads
 
 
-def _kept_products(
+def _saved_products(
     douts: list[Tensor], k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool
 ) -> list[Tensor]:
-    k = contiguous_kept(k)
+    k = contiguous_saved(k)
     if k.rows * k.columns == 0 or not douts:
         return [dout.new_zeros(dout.size(1), k.columns) for dout in douts]
     wanted, (weight, bias) = WeightGrads(douts, k.rows, k.columns), contiguous(weight, bias)
-    given = (native_chain(k), at(weight), at(bias), result)
-    enough(library.kept_weight_grad(*given, *wanted.arguments, k.rows, k.columns, num_threads()))
+    given = (native_epilogue(k), at(weight), at(bias), result)
+    enough(library.saved_weight_grad(*given, *wanted.arguments, k.rows, k.columns, num_threads()))
     return wanted.dws
 
 
-implement(kept_products, "cpu", _kept_products)
+implement(saved_products, "cpu", _saved_products)

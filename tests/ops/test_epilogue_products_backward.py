@@ -1,4 +1,4 @@
-"""The backward of a chain's products, the chain made again: dW, and the gradient of what activation and dropout got."""
+"""The backward of an epilogue's products, which recomputes it: dW, and the gradient of what activation and dropout got."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer.ops import OPS, chain_products_backward, norm_act
+from gossamer.ops import OPS, epilogue_products_backward, norm_act
 from gossamer.ops.norm_act import Over
 from gossamer.ops.norm_act_backward_rows import COLUMNWISE
 from support.compare import UNIT, on_baseline, same_bits
@@ -62,12 +62,12 @@ def test_against_float64(over, isa):
             continue
         outputs = [[(1, 6, 13, 48)[turn % 4]] * (1 + turn % 3), [150, 60, 200]][turn % 8 == 7]
         args = given(rows, columns, over, outputs, turn % 5, (0.0, 0.3, 1.0)[turn % 3], affine=turn % 4 != 0)
-        assert_near(chain_products_backward(*args), exact(*args))
+        assert_near(epilogue_products_backward(*args), exact(*args))
 
 
 def test_products_of_any_widths(isa):
     args = given(700, 33, Over.COLUMNS, (1, 40, 0, 7, 192), p=0.5)
-    assert_near(chain_products_backward(*args), exact(*args))
+    assert_near(epilogue_products_backward(*args), exact(*args))
 
 
 def test_what_does_not_count_is_zero(isa):
@@ -75,7 +75,7 @@ def test_what_does_not_count_is_zero(isa):
     gs, weights, x, *rest = given(100, 40, Over.FIXED, (13,), p=0.5)
     out = norm_act(x, *rest)[0]
     weights[0][:, 3] = torch.inf
-    dz = chain_products_backward(gs, weights, x, *rest)[1]
+    dz = epilogue_products_backward(gs, weights, x, *rest)[1]
     assert not dz[out == 0].any() and (out == 0).double().mean() > 0.6
     assert not dz[:, 3][out[:, 3] != 0].isfinite().any() and dz[:, :3].isfinite().all()
 
@@ -85,10 +85,10 @@ def test_nothing(over):
     for rows, columns, outputs in ((0, 5, 3), (4, 0, 3), (4, 5, 0)):
         if over == Over.COLUMNS and rows * columns == 0:
             continue
-        (dw,), dz = chain_products_backward(*given(rows, columns, over, [outputs]))
+        (dw,), dz = epilogue_products_backward(*given(rows, columns, over, [outputs]))
         assert dw.shape == (outputs, columns) and not dw.any()
         assert dz.shape == (rows, columns) and not dz.any()
-    dws, dz = chain_products_backward(*given(4, 5, over, []))
+    dws, dz = epilogue_products_backward(*given(4, 5, over, []))
     assert dws == [] and not dz.any()
 
 
@@ -96,7 +96,7 @@ def everything():
     cases = [given(rows, columns, over, (13, 190), turn, 0.3)
              for turn, (over, rows, columns) in enumerate([(o, *s) for o in COLUMNWISE for s in SHAPES[2:4]])
              if turn < 5]  # fmt: skip
-    return [chain_products_backward(*args) for args in cases]
+    return [epilogue_products_backward(*args) for args in cases]
 
 
 @functools.cache
@@ -112,7 +112,7 @@ def test_same_bits_for_every_instruction_set_and_thread_count(isa, threads):
 @needs_native
 def test_strides_and_alignment_change_nothing(isa):
     args = given(300, 17, Over.COLUMNS, (13,), p=0.3)
-    want = chain_products_backward(*args)
+    want = epilogue_products_backward(*args)
 
     def change(changed, arg):
         if isinstance(arg, list):
@@ -120,35 +120,35 @@ def test_strides_and_alignment_change_nothing(isa):
         return changed(arg) if isinstance(arg, torch.Tensor) else arg
 
     for changed in (strided, unaligned):
-        assert same_bits(chain_products_backward(*(change(changed, arg) for arg in args)), want)
+        assert same_bits(epilogue_products_backward(*(change(changed, arg) for arg in args)), want)
 
 
 @pytest.mark.parametrize("act", [0, RELU])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_nan_and_infinity_show(bad, act, isa):
-    """In the row of dW of a gradient's column, zeros of the chain's result or not, and in the column of the chain's."""
+    """In the row of dW of a gradient's column, zeros of the result or not, and in the column of the result."""
     gs, *rest = given(300, 17, Over.FIXED, (13,), act)
     gs[0][200, 12] = bad
-    (dw,), dz = chain_products_backward(gs, *rest)
+    (dw,), dz = epilogue_products_backward(gs, *rest)
     assert not dw[12].isfinite().any() and dw[:12].isfinite().all()
     counts = dz[200] != 0
     assert counts.any() and not dz[200][counts].isfinite().any() and dz[:200].isfinite().all()
     gs, weights, x, *rest = given(300, 17, Over.FIXED, (13,), act)
     x[7, 16] = torch.nan
-    (dw,), _ = chain_products_backward(gs, weights, x, *rest)
+    (dw,), _ = epilogue_products_backward(gs, weights, x, *rest)
     assert dw[:, 16].isnan().all() and dw[:, :16].isfinite().all()
 
 
 def test_opcheck():
     for over in COLUMNWISE:
         args = given(8, 6, over, (3, 2), 2, 0.4)
-        opcheck(OPS["chain_products_backward"].overload, args, test_utils=("test_schema", "test_faketensor"))
+        opcheck(OPS["epilogue_products_backward"].overload, args, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_it_says_that_it_has_no_gradient():
     gs, weights, x, *rest = given(8, 6, Over.COLUMNS, (3,))
-    with pytest.raises(RuntimeError, match="`chain_products_backward` has no gradient"):
-        chain_products_backward(gs, weights, x.requires_grad_(), *rest)[1].sum().backward()
+    with pytest.raises(RuntimeError, match="`epilogue_products_backward` has no gradient"):
+        epilogue_products_backward(gs, weights, x.requires_grad_(), *rest)[1].sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -173,4 +173,4 @@ def test_bad_arguments(at, value, error, message):
     args = list(given(8, 6, Over.COLUMNS, (3,)))
     args[at] = value
     with pytest.raises(error, match=message):
-        chain_products_backward(*args)
+        epilogue_products_backward(*args)

@@ -3,7 +3,7 @@
     out = dropout(act(z)), z = weight x_hat + bias        outs = out W_k^T + b_k for each product, or out itself
 
 `out` is made a few rows at a time when products follow: then it never exists as a whole. Beside the results come
-the statistics and what is saved (ops/kept_chain.py): codes of x_hat (of out where there is no norm) and marks. The
+the statistics and what is saved (ops/saved_epilogue.py): codes of x_hat (of out where there is no norm) and marks. The
 results are those of norm_act and linear, bit for bit up to the products' own order of sums.
 """
 
@@ -20,10 +20,10 @@ from ._library import define
 from ._structure import structure
 from .activation import derivative
 from .dropout import pack_bits
-from .kept_chain import LEAKY, RELU, SavedEpilogue, is_smooth, marks_alone, slope_range
 from .norm_act import Epilogue, EpilogueResult, Over, affine, check_epilogue, fake_norm_act, norm_act, normalised_by
 from .pack import check_layout, check_levels, pack_op
 from .pack_fixed import pack_fixed_op
+from .saved_epilogue import LEAKY, RELU, SavedEpilogue, is_smooth, marks_alone, slope_range
 
 
 @structure
@@ -159,8 +159,8 @@ def _fake(
     return SavingResult(outs, mean, var, *fake_packed(x, e, packing))
 
 
-chain_keep = define(
-    "chain_keep(Tensor x, Epilogue, Packing, Tensor[] products, Tensor?[] biases) -> SavingResult",
+save_epilogue = define(
+    "save_epilogue(Tensor x, Epilogue, Packing, Tensor[] products, Tensor?[] biases) -> SavingResult",
     check=_check,
     reference=_reference,
     fake=_fake,

@@ -1,4 +1,4 @@
-// Epilogue (norm, activation, dropout) that saves codes for backward, not x (ops/chain_keep.py): the codes of the
+// Epilogue (norm, activation, dropout) that saves codes for backward, not x (ops/save_epilogue.py): the codes of the
 // normalised rows (of the result, where there is no norm) and the factor of backward as a bit per element or a code of
 // the derivative. Rows are processed in groups that fill whole blocks and whole bytes.
 
@@ -28,7 +28,7 @@ struct Passed {
   f32x16 hat, z;
 };
 template <int S>
-GOSSAMER_INLINE Passed normalise(const ChainRows& in, f32x16 x, float mean, float rstd, int64_t c, int64_t count) {
+GOSSAMER_INLINE Passed normalise(const EpilogueRows& in, f32x16 x, float mean, float rstd, int64_t c, int64_t count) {
   if (S == kByColumn) {
     const f32x16 hat = (x - load_part(in.columns.mean + c, count)) * load_part(in.columns.rstd + c, count);
     return {hat, affine16(in.columns, x, c, count)};
@@ -42,7 +42,7 @@ GOSSAMER_INLINE Passed normalise(const ChainRows& in, f32x16 x, float mean, floa
 }
 
 template <int Bits>
-GOSSAMER_INLINE void pack_group(const float* x, int64_t start, int64_t n, const KeptChain& k, const Rounding& how) {
+GOSSAMER_INLINE void pack_group(const float* x, int64_t start, int64_t n, const SavedEpilogue& k, const Rounding& how) {
   const int64_t bytes = ceil_div(k.blocks.block * Bits, 8);
   for (int64_t done = 0; done < n; done += k.blocks.block) {
     const int64_t block = (start + done) / k.blocks.block, count = min_of(k.blocks.block, n - done);
@@ -54,9 +54,9 @@ GOSSAMER_INLINE void pack_group(const float* x, int64_t start, int64_t n, const 
 }
 
 // Arguments of one call, prepared for all threads.
-struct Keeping {
-  ChainRows in;
-  KeptChain k;
+struct Saving {
+  EpilogueRows in;
+  SavedEpilogue k;
   Tail tail;
   Rounding how, slope_how;
   float inverse;
@@ -65,9 +65,9 @@ struct Keeping {
 
 // Rows begin .. end - 1, one group: the result to `out`, whose first row is row `begin`; hats and slopes are scratch.
 template <int A, int S>
-static void keep_group(const Keeping& c, int64_t begin, int64_t end, float* out, float* hats, float* slopes) {
-  const ChainRows& in = c.in;
-  const KeptChain& k = c.k;
+static void save_group(const Saving& c, int64_t begin, int64_t end, float* out, float* hats, float* slopes) {
+  const EpilogueRows& in = c.in;
+  const SavedEpilogue& k = c.k;
   const int64_t cols = in.cols, start = (in.first_row + begin) * cols, n = (end - begin) * cols;
   BitWriter bits = {k.bits ? k.bits + start / 8 : nullptr, 0, 0};
   for (int64_t r = begin; r < end; ++r) {
@@ -103,7 +103,7 @@ static void keep_group(const Keeping& c, int64_t begin, int64_t end, float* out,
 
 // All groups; with products, as many rows at a time as stay in the cache until they are multiplied.
 template <int A, int S>
-static bool chain_keep_as(const Keeping& c, float* out, const Panels& panels, int64_t group, int threads) {
+static bool save_epilogue_as(const Saving& c, float* out, const Panels& panels, int64_t group, int threads) {
   const int64_t rows = c.in.rows, cols = c.in.cols;
   const int64_t step = max_of<int64_t>(1, panels.step() / group) * group;
   bool enough = true;
@@ -119,16 +119,16 @@ static bool chain_keep_as(const Keeping& c, float* out, const Panels& panels, in
       const int64_t begin = s * step, end = min_of(rows, begin + step);
       float* to = panels.count ? tile.data : out + begin * cols;
       for (int64_t r = begin; r < end; r += group)
-        keep_group<A, S>(c, r, min_of(end, r + group), to + (r - begin) * cols, hats.data, slopes.data);
+        save_group<A, S>(c, r, min_of(end, r + group), to + (r - begin) * cols, hats.data, slopes.data);
       products.multiply(tile.data, begin, end - begin);
     }
     stream_fence();
   });
   return enough;
 }
-static bool chain_keep(ChainRows in, Pointwise pw, KeptChain k, Noise noise, float* out, const Product* products,
-                       int count, int64_t group, int threads) {
-  Keeping c = {in, k, tail_of(pw), {}, {}, 1.0f / float(in.cols), false};
+static bool save_epilogue(EpilogueRows in, Pointwise pw, SavedEpilogue k, Noise noise, float* out,
+                          const Product* products, int count, int64_t group, int threads) {
+  Saving c = {in, k, tail_of(pw), {}, {}, 1.0f / float(in.cols), false};
   c.streaming = !count && in.cols % kLanes == 0 && streams(out, in.rows * in.cols);
   fill_rounding(&c.how, k.blocks.levels, k.blocks.bits, noise);
   fill_rounding(&c.slope_how, nullptr, k.slope_bits, {noise.on, ~noise.seed});
@@ -137,9 +137,9 @@ static bool chain_keep(ChainRows in, Pointwise pw, KeptChain k, Noise noise, flo
   bool enough = false;
   by_act(pw.act, [&](auto tag) {
     constexpr int A = decltype(tag)::value;
-    if (in.columns.scale) enough = chain_keep_as<A, kByColumn>(c, out, panels, group, threads);
-    else if (in.mean) enough = chain_keep_as<A, kByRow>(c, out, panels, group, threads);
-    else enough = chain_keep_as<A, kNoNorm>(c, out, panels, group, threads);
+    if (in.columns.scale) enough = save_epilogue_as<A, kByColumn>(c, out, panels, group, threads);
+    else if (in.mean) enough = save_epilogue_as<A, kByRow>(c, out, panels, group, threads);
+    else enough = save_epilogue_as<A, kNoNorm>(c, out, panels, group, threads);
   });
   return enough;
 }

@@ -56,8 +56,8 @@ def _reference(gs: list[Tensor], weights: list[Tensor], x: Tensor, e: Epilogue) 
     return ProductsGradient([torch.mm(g.t(), out) for g in gs], dz)
 
 
-chain_products_backward = define(
-    "chain_products_backward(Tensor[] gs, Tensor[] weights, Tensor x, Epilogue) -> ProductsGradient",
+epilogue_products_backward = define(
+    "epilogue_products_backward(Tensor[] gs, Tensor[] weights, Tensor x, Epilogue) -> ProductsGradient",
     check=_check,
     reference=_reference,
     fake=lambda gs, weights, x, e: ProductsGradient(

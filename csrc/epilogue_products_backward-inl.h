@@ -1,5 +1,5 @@
-// The backward of products of an epilogue's result, in one pass over the rows (ops/chain_products_backward.py): dW_k,
-// and the gradient dz of the activation's input. After ReLU and dropout most of the result is zero, and so is its
+// The backward of products of an epilogue's result, in one pass over the rows (ops/epilogue_products_backward.py):
+// dW_k, and the gradient dz of the activation's input. After ReLU and dropout most of the result is zero, and so is its
 // derivative: zeros are not multiplied. For a few rows at a time, each column has a mask of the rows that count, its
 // nonzero ones. For each of these, the row's gradients are read once and used twice: in the product with the column's
 // weights, which is dz, and in the column's dW, which stays in registers.
@@ -153,9 +153,9 @@ static void add_tile(BackTile* tile, Outs outs, const float* weights, float* dw)
 }
 
 template <int A>
-static bool chain_products_backward_as(const float* x, ColumnAffine f, Tail t, const ProductGrad* products, int count,
-                                       Outs outs, const float* weights, float* partial, float* dz, int64_t rows,
-                                       int64_t cols, int threads) {
+static bool epilogue_products_backward_as(const float* x, ColumnAffine f, Tail t, const ProductGrad* products,
+                                          int count, Outs outs, const float* weights, float* partial, float* dz,
+                                          int64_t rows, int64_t cols, int threads) {
   const int64_t slabs = grad_slabs(rows, outs.padded, cols), steps = ceil_div(rows, kBackRows);
   const bool streaming = cols % kLanes == 0 && streams(dz, rows * cols);
   bool enough = true;
@@ -187,8 +187,8 @@ static bool chain_products_backward_as(const float* x, ColumnAffine f, Tail t, c
   return enough;
 }
 
-static bool chain_products_backward(const float* x, ColumnAffine f, Pointwise pw, const ProductGrad* products,
-                                    int count, float* partial, float* dz, int64_t rows, int64_t cols, int threads) {
+static bool epilogue_products_backward(const float* x, ColumnAffine f, Pointwise pw, const ProductGrad* products,
+                                       int count, float* partial, float* dz, int64_t rows, int64_t cols, int threads) {
   int64_t sum = 0;
   for (int k = 0; k < count; ++k) sum += products[k].outs;
   const Outs outs = {padded(sum)};
@@ -204,8 +204,8 @@ static bool chain_products_backward(const float* x, ColumnAffine f, Pointwise pw
   each([&](const ProductGrad& one, int64_t from, int64_t to) { weights.data[to] = one.weight[from]; });
   bool enough = false;
   by_act(pw.act, [&](auto tag) {
-    enough = chain_products_backward_as<decltype(tag)::value>(x, f, tail_of(pw), products, count, outs, weights.data,
-                                                              partial, dz, rows, cols, threads);
+    enough = epilogue_products_backward_as<decltype(tag)::value>(x, f, tail_of(pw), products, count, outs, weights.data,
+                                                                 partial, dz, rows, cols, threads);
   });
   if (!enough) return false;
   add_slabs(partial, dw.data, slabs, numel, threads);

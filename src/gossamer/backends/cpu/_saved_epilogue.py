@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import memory
 from ...native import library, num_threads
 from ...ops._structure import tensors_of, with_tensors
-from ...ops.kept_chain import SavedEpilogue, is_smooth, slope_range
+from ...ops.saved_epilogue import SavedEpilogue, is_smooth, slope_range
 from ._arguments import F32, MASK64, at, contiguous, enough
 
 TILE_ELEMENTS = 2**20
@@ -22,7 +22,7 @@ def span(numel: int, block: int) -> int:
     return max(1, min(block, numel))
 
 
-def native_chain(k: SavedEpilogue) -> Any:
+def native_epilogue(k: SavedEpilogue) -> Any:
     """The object that kernels take; k's tensors must be alive and contiguous while it is used."""
     low, high = slope_range(k.act, k.slope) if is_smooth(k.act) else (0.0, 1.0)
     bits, slopes = (0, at(k.marks)) if is_smooth(k.act) else (at(k.marks), 0)
@@ -30,21 +30,21 @@ def native_chain(k: SavedEpilogue) -> Any:
     layout = (k.rows * k.columns, span(k.rows * k.columns, k.block), k.bits, bf16_meta, at(k.levels))
     passing = 1.0 / (1.0 - k.merged) if k.merged < 1 else 0.0
     tail = (bits, slopes, k.slope_bits, low, high - low, passing, k.slope, k.p, k.seed & MASK64)
-    return library.KeptChain(at(k.codes), at(k.zero), at(k.spread), *layout, *tail)
+    return library.SavedEpilogue(at(k.codes), at(k.zero), at(k.spread), *layout, *tail)
 
 
-def contiguous_kept(k: SavedEpilogue) -> SavedEpilogue:
+def contiguous_saved(k: SavedEpilogue) -> SavedEpilogue:
     return with_tensors(k, contiguous(*tensors_of(k)))
 
 
 def decoder(
     k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool
 ) -> Callable[[int, int, Tensor], None]:
-    kept, (weight, bias) = native_chain(k), contiguous(weight, bias)
+    saved, (weight, bias) = native_epilogue(k), contiguous(weight, bias)
 
     def run(start: int, end: int, out: Tensor) -> None:
         affine = (at(weight), at(bias), result)
-        enough(library.chain_decode(kept, *affine, at(out), start, end - start, k.columns, num_threads()))
+        enough(library.decode_epilogue(saved, *affine, at(out), start, end - start, k.columns, num_threads()))
 
     return run
 

@@ -1,4 +1,4 @@
-"""An epilogue that saves few bits, as `chain_keep` and `chain_keep_rows` run it."""
+"""An epilogue that saves few bits, as `save_epilogue` and `save_epilogue_rows` run it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ... import memory
 from ...native import library, num_threads
-from ...ops.chain_keep import Packed, Packing, sizes
 from ...ops.norm_act import Epilogue, Over
+from ...ops.save_epilogue import Packed, Packing, sizes
 from ._arguments import F32, at, contiguous, enough, noise
-from ._kept_chain import native_chain, span
 from ._norm import column_affine, own_statistics, pointwise
+from ._saved_epilogue import native_epilogue, span
 
 LARGEST_GROUP = 2**22
 """Elements of the rows that fill whole blocks together; beyond it scratch would be as large as what it saves."""
@@ -27,7 +27,7 @@ def _group(columns: int, block: int, bits: int) -> int:
     return math.lcm(block // math.gcd(block, columns), bytes_full) if bits else bytes_full
 
 
-class Keeping(NamedTuple):
+class Saving(NamedTuple):
     """A prepared epilogue: its statistics, the tensors that it saves, and the calls that run it.
 
     `run(start, end, out)` computes the result of some rows and what is saved of them;
@@ -42,7 +42,7 @@ class Keeping(NamedTuple):
     group: int
 
 
-def keeping(x: Tensor, e: Epilogue, packing: Packing) -> Keeping | None:
+def saving(x: Tensor, e: Epilogue, packing: Packing) -> Saving | None:
     """None where the rows that fill whole blocks are too many: the reference then computes all."""
     rows, columns = x.shape
     packing = packing._replace(block=span(x.numel(), packing.block), levels=contiguous(packing.levels)[0])
@@ -61,11 +61,15 @@ def keeping(x: Tensor, e: Epilogue, packing: Packing) -> Keeping | None:
     by_row = (at(mean), at(var)) if e.over == Over.ROWS else (0, 0)
 
     def call(start: int, end: int, out: Tensor | None, *products: list[int]) -> None:
-        settings = (*pointwise(e), native_chain(saved), *noise(packing.noise))  # holds what is saved while it is read
+        settings = (
+            *pointwise(e),
+            native_epilogue(saved),
+            *noise(packing.noise),
+        )  # holds what is saved while it is read
         given = (*(at(t) for t in columns_of), at(weight), at(bias), e.eps, *by_row)
         place = x.data_ptr() + start * columns * 4
         ends = (start, end - start, columns)
-        enough(library.chain_keep(place, *given, *ends, *settings, at(out), *products, group, num_threads()))
+        enough(library.save_epilogue(place, *given, *ends, *settings, at(out), *products, group, num_threads()))
 
     def run(start: int, end: int, out: Tensor) -> None:
         call(start, end, out, [], [], [], [])
@@ -74,4 +78,4 @@ def keeping(x: Tensor, e: Epilogue, packing: Packing) -> Keeping | None:
         operands = contiguous(*products), contiguous(*biases), outs
         call(0, rows, None, *([at(t) for t in tensors] for tensors in operands), [out.size(1) for out in outs])
 
-    return Keeping(mean, var, packed, run, multiply, group)
+    return Saving(mean, var, packed, run, multiply, group)

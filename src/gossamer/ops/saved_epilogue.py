@@ -1,8 +1,8 @@
-"""What a chain of norm, activation and dropout leaves behind for backward, and what can be made of it.
+"""What an epilogue (norm, activation, dropout) leaves behind for backward, and what can be made of it.
 
     out = f (weight x_hat + bias)        f = factor of each element: activation's slope times dropout's
 
-Kept are the codes of x_hat (of out itself, where there is no norm; ops/pack.py) and the marks that f is made from:
+Saved are the codes of x_hat (of out itself, where there is no norm; ops/pack.py) and the marks that f is made from:
 
     relu         one bit, set where z > 0 and dropout lets pass       f = bit / (1 - merged)
     leaky_relu   one bit, z > 0                                       f = (1 or slope) dropout(p, seed)
@@ -10,7 +10,8 @@ Kept are the codes of x_hat (of out itself, where there is no norm; ops/pack.py)
     identity     nothing                                              f = dropout(p, seed)
 
 Given the bits, out is linear in x_hat: decoding it from the codes of x_hat is unbiased, and a product that follows
-the chain needs no copy of its own. Its weight gradient dout^T out^ is summed over tiles of rows; only a tile is float.
+the epilogue needs no copy of its own. Its weight gradient dout^T out^ is summed over tiles of rows; only a tile is in
+float32.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def is_smooth(act: int) -> bool:
     return ACTIVATIONS[act] in ("elu", "gelu")
 
 
-def check_kept(k: SavedEpilogue) -> None:
+def check_saved(k: SavedEpilogue) -> None:
     check_activation(k.act)
     check_slope(k.slope)
     check_probability(k.p)
@@ -131,7 +132,7 @@ def through(f: Tensor, x: Tensor) -> Tensor:
 
 
 def rows_of(k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool) -> Tensor:
-    """out^: the decoded rows themselves if the result was kept, else f (weight x_hat + bias)."""
+    """out^: the decoded rows themselves if the result was saved, else f (weight x_hat + bias)."""
     hat = hat_of(k)
     if result:
         return hat
@@ -140,7 +141,7 @@ def rows_of(k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result
 
 
 def check_rows(k: SavedEpilogue, weight: Tensor | None, bias: Tensor | None, result: bool) -> None:
-    check_kept(k)
+    check_saved(k)
     check_codes(k)
     check_columns(k.columns, weight=weight, bias=bias)
 
@@ -151,7 +152,7 @@ def _check_products(
     check_rows(k, weight, bias, result)
     for position, dout in enumerate(douts):
         _checks.dtype_of(f"douts[{position}]", dout, (torch.float32,))
-        _checks.shape_of(f"douts[{position}]", dout, (k.rows, None), f"[{k.rows}, out_features], as many rows as kept")
+        _checks.shape_of(f"douts[{position}]", dout, (k.rows, None), f"[{k.rows}, out_features], as many rows as saved")
 
 
 def _products_reference(
@@ -161,8 +162,8 @@ def _products_reference(
     return [torch.mm(dout.t(), rows) for dout in douts]
 
 
-kept_products = define(
-    "kept_products(Tensor[] douts, SavedEpilogue, Tensor? weight, Tensor? bias, bool result) -> Tensor[]",
+saved_products = define(
+    "saved_products(Tensor[] douts, SavedEpilogue, Tensor? weight, Tensor? bias, bool result) -> Tensor[]",
     check=_check_products,
     reference=_products_reference,
     fake=lambda douts, k, weight, bias, result: [dout.new_empty(dout.size(1), k.columns) for dout in douts],
