@@ -1,4 +1,4 @@
-"""The backward of an epilogue's products, which recomputes it: dW, and the gradient of what activation and dropout got."""
+"""The backward of an epilogue's products, which recomputes it: dW, and the gradient behind its norm."""
 
 from __future__ import annotations
 
