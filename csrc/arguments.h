@@ -11,12 +11,14 @@ struct Csr {
   int64_t num_dst;
 };
 
-// Weight of edge e = (i, j), head h: dst_scale[i] * value[e, h] * src_scale[j]; a null factor counts as 1.
+// Weight of edge e = (i, j), head h: dst_scale[i] * value[e, h] * src_scale[j]; a null factor counts as 1. Edges whose
+// source has keep[j] = 0 are left out (one head; null: none is).
 struct EdgeWeight {
   const float* value;      // [nnz, heads]
   const float* src_scale;  // [num_src]
   const float* dst_scale;  // [num_dst]
   int64_t heads;
+  const uint8_t* keep;  // [num_src]
 };
 
 // What stochastic rounding and dropout draw from: `on` is false for rounding to nearest.

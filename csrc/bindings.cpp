@@ -21,17 +21,17 @@ std::vector<std::string> available() {
 }
 
 template <typename In, typename Out>
-using Spmm = void (*)(Csr, EdgeWeight, RowEnd, const In*, Out*, int64_t, int);
+using Spmm = bool (*)(Csr, EdgeWeight, RowEnd, const In*, Out*, int64_t, int);
 
 template <typename In, typename Out>
 void def_spmm(nb::module_& m, const char* name, Spmm<In, Out> Kernels::* kernel) {
   def(m, name,
       [kernel](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale,
-               int64_t heads, Address bias, Address diagonal, int64_t step, Address rows, Address own_scale, Address x,
-               Address out, int64_t cols, int threads) {
-        (kernels().*kernel)(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads),
-                            {at<float>(bias), at<float>(diagonal), step, at<float>(rows), at<float>(own_scale)},
-                            at<In>(x), at<Out>(out), cols, threads);
+               int64_t heads, Address keep, Address bias, Address diagonal, int64_t step, Address rows,
+               Address own_scale, Address x, Address out, int64_t cols, int threads) {
+        return (kernels().*kernel)(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads, keep),
+                                   {at<float>(bias), at<float>(diagonal), step, at<float>(rows), at<float>(own_scale)},
+                                   at<In>(x), at<Out>(out), cols, threads);
       });
 }
 
@@ -78,6 +78,24 @@ void define_graph(nb::module_& m) {
          int threads) {
         transpose_csr(csr(rowptr, col, num_dst), num_src, at<int64_t>(t_rowptr), at<int32_t>(t_col),
                       at<int64_t>(t_perm), threads);
+      });
+  def(m, "nonzero_rows", [](Address x, int64_t rows, int64_t cols, Address keep, int threads) {
+    nonzero_rows(at<float>(x), rows, cols, at<uint8_t>(keep), threads);
+  });
+  def(m, "row_norms_int8", [](Address codes, Address scale, Address out, int64_t rows, int64_t cols, int threads) {
+    kernels().row_norms_int8({at<int8_t>(codes), at<float>(scale)}, at<float>(out), rows, cols, threads);
+  });
+  def(m, "top_rows", [](Address key, Address cost, int64_t rows, int64_t budget, Address keep) {
+    top_rows(at<float>(key), at<int64_t>(cost), rows, budget, at<uint8_t>(keep));
+  });
+  def(m, "count_kept", [](Address rowptr, Address col, int64_t n, Address keep, Address kept_rowptr, int threads) {
+    return count_kept(csr(rowptr, col, n), at<uint8_t>(keep), at<int64_t>(kept_rowptr), threads);
+  });
+  def(m, "filter_edges",
+      [](Address rowptr, Address col, int64_t n, Address value, Address keep, Address kept_rowptr, Address kept_col,
+         Address kept_value, int threads) {
+        filter_edges(csr(rowptr, col, n), at<float>(value), at<uint8_t>(keep), at<int64_t>(kept_rowptr),
+                     at<int32_t>(kept_col), at<float>(kept_value), threads);
       });
   def(m, "check_rowptr",
       [](Address rowptr, int64_t num_dst, int64_t nnz) { return check_rowptr(at<int64_t>(rowptr), num_dst, nnz); });

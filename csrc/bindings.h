@@ -17,8 +17,8 @@ inline T* at(Address a) {
 inline Csr csr(Address rowptr, Address col, int64_t num_dst) {
   return {at<int64_t>(rowptr), at<int32_t>(col), num_dst};
 }
-inline EdgeWeight weight(Address value, Address src_scale, Address dst_scale, int64_t heads) {
-  return {at<float>(value), at<float>(src_scale), at<float>(dst_scale), heads};
+inline EdgeWeight weight(Address value, Address src_scale, Address dst_scale, int64_t heads, Address keep = 0) {
+  return {at<float>(value), at<float>(src_scale), at<float>(dst_scale), heads, at<uint8_t>(keep)};
 }
 
 template <typename F>

@@ -51,9 +51,9 @@ void define_int8(nb::module_& m) {
       });
   def(m, "spmm_rows",
       [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, int64_t heads,
-         Address bias, Address diagonal, int64_t step, Address rows, Address own_scale, Address x, Address codes,
-         Address scale, Address factor, bool stochastic, uint64_t seed, int64_t cols, int threads) {
-        return kernels().spmm_rows(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads),
+         Address keep, Address bias, Address diagonal, int64_t step, Address rows, Address own_scale, Address x,
+         Address codes, Address scale, Address factor, bool stochastic, uint64_t seed, int64_t cols, int threads) {
+        return kernels().spmm_rows(csr(rowptr, col, n), weight(value, src_scale, dst_scale, heads, keep),
                                    {at<float>(bias), at<float>(diagonal), step, at<float>(rows), at<float>(own_scale)},
                                    at<int8_t>(x), codes_to(codes, scale, factor, stochastic, seed), cols, threads);
       });

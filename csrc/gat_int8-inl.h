@@ -45,7 +45,7 @@ static bool gat_sum_int8(Csr m, GatTerms a, GatRule rule, Int8Rows h, const floa
         __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
         return;
       }
-      const EdgeWeight by_edge = {weights.data, h.scale, nullptr, heads};
+      const EdgeWeight by_edge = {weights.data, h.scale, nullptr, heads, nullptr};
       const auto add = [bias](int64_t c) { return RowAdd<int8_t>{bias ? bias + c : nullptr, nullptr, 0, nullptr}; };
       for (int64_t i = first; i < last; ++i) {
         const int64_t begin = m.rowptr[i], n = m.rowptr[i + 1] - begin;

@@ -19,11 +19,14 @@ static bool spmm_rows(Csr a, EdgeWeight w, RowEnd end, const int8_t* x, RowCodes
   const RowWriter writer(to, cols);
   bool enough = true;
   parallel_rows(a.rowptr, a.num_dst, cols, threads, [&](int64_t first, int64_t last) {
-    if (!write_rows(first, last, writer, [&](float* row, int64_t i) {
-          for (int64_t head = 0; head < w.heads; ++head)
-            spmm_row(a, w, end, i, head, x, row, cols, head * width, (head + 1) * width, false);
-        }))
-      __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
+    bool written = true;
+    const auto sum = [&](const Csr& m, int64_t shift, const EdgeWeight& of, int64_t begin, int64_t stop) {
+      written &= write_rows(begin, stop, writer, [&](float* row, int64_t i) {
+        for (int64_t head = 0; head < of.heads; ++head)
+          spmm_row(m, shift, of, end, i, head, x, row, cols, head * width, (head + 1) * width, false);
+      });
+    };
+    if (!over_kept(a, w, first, last, sum) || !written) __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
   });
   return enough;
 }

@@ -9,10 +9,10 @@ namespace gossamer {
 
 struct Kernels {
   const char* name;
-  // ops/spmm.py
-  void (*spmm_f32)(Csr, EdgeWeight, RowEnd, const float* x, float* out, int64_t cols, int threads);
-  void (*spmm_bf16)(Csr, EdgeWeight, RowEnd, const uint16_t* x, uint16_t* out, int64_t cols, int threads);
-  void (*spmm_int8)(Csr, EdgeWeight, RowEnd, const int8_t* x, float* out, int64_t cols, int threads);
+  // ops/spmm.py; false: no memory left for scratch
+  bool (*spmm_f32)(Csr, EdgeWeight, RowEnd, const float* x, float* out, int64_t cols, int threads);
+  bool (*spmm_bf16)(Csr, EdgeWeight, RowEnd, const uint16_t* x, uint16_t* out, int64_t cols, int threads);
+  bool (*spmm_int8)(Csr, EdgeWeight, RowEnd, const int8_t* x, float* out, int64_t cols, int threads);
   void (*spmm_max)(Csr, EdgeWeight, const float* x, float* out, void* winner, int winner_bytes, int64_t cols,
                    int threads);
   bool (*spmm_max_backward)(Csr, EdgeWeight, const float* dout, const void* winner, int winner_bytes, float* dx,
@@ -105,6 +105,9 @@ struct Kernels {
                          float* dw, int64_t rows, int64_t outs, int64_t in, int threads);
   void (*int8_grad_exact)(const float* g, Int8Rows x, float* partial, float* dw, int64_t rows, int64_t outs, int64_t in,
                           int threads);
+  // ops/row_selection.py
+  void (*row_norms_int8)(Int8Rows x, float* out, int64_t rows, int64_t cols, int threads);
+  // ops/sddmm_int8.py
   void (*sddmm_int8)(Csr, Int8Rows a, Int8Rows b, float* out, int64_t cols, int64_t heads, int threads);
   // ops/gat_int8.py; false: no memory left for scratch
   bool (*gat_sum_int8)(Csr, GatTerms, GatRule, Int8Rows h, const float* bias, float* out, float* log_sums, Int8Rows g,
@@ -130,5 +133,12 @@ int64_t coo_to_csr(const void* dst, const void* src, int index_bytes, int64_t nn
 void transpose_csr(Csr, int64_t num_src, int64_t* t_rowptr, int32_t* t_col, int64_t* t_perm, int threads);
 int64_t check_rowptr(const int64_t* rowptr, int64_t num_dst, int64_t nnz);
 int64_t check_ids(const void* ids, int index_bytes, int64_t count, int64_t limit, int threads);
+
+// row_selection.cpp: no SIMD, hence one build.
+void nonzero_rows(const float* x, int64_t rows, int64_t cols, uint8_t* keep, int threads);
+void top_rows(const float* key, const int64_t* cost, int64_t rows, int64_t budget, uint8_t* keep);
+int64_t count_kept(Csr, const uint8_t* keep, int64_t* kept_rowptr, int threads);
+void filter_edges(Csr, const float* value, const uint8_t* keep, const int64_t* kept_rowptr, int32_t* kept_col,
+                  float* kept_value, int threads);
 
 }  // namespace gossamer

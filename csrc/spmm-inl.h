@@ -105,12 +105,13 @@ GOSSAMER_INLINE void spmm_columns(const Csr& a, const EdgeWeight& w, const RowEd
   if (c < end) spmm_tail(a, w, row, add(c), head, x + c, cols, out + c, int(end - c));
 }
 
-// The same of output row i.
+// The same of output row i, whose edges are row i - shift of `a`.
 template <typename In, typename Out>
-static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row, int64_t i, int64_t head, const In* x,
-                     Out* out, int64_t cols, int64_t begin, int64_t end, bool streaming) {
+static void spmm_row(const Csr& a, int64_t shift, const EdgeWeight& w, const RowEnd& end_of_row, int64_t i,
+                     int64_t head, const In* x, Out* out, int64_t cols, int64_t begin, int64_t end, bool streaming) {
   const float dst_scale = w.dst_scale ? w.dst_scale[i] : 1.0f;
-  const RowEdges row = {a.rowptr[i], a.rowptr[i + 1], a.rowptr[a.num_dst], streaming, dst_scale};
+  const int64_t* rowptr = a.rowptr + (i - shift);
+  const RowEdges row = {rowptr[0], rowptr[1], a.rowptr[a.num_dst], streaming, dst_scale};
   const float diagonal = end_of_row.diagonal ? end_of_row.diagonal[i * end_of_row.step] : 0.0f;
   float own_weight = diagonal;
   if (diagonal != 0 && end_of_row.own_scale) own_weight *= end_of_row.own_scale[i];  // a destination may be no source
@@ -121,14 +122,52 @@ static void spmm_row(const Csr& a, const EdgeWeight& w, const RowEnd& end_of_row
   spmm_columns(a, w, row, add, head, x, out, cols, begin, end);
 }
 
+constexpr int64_t kKeptRows = 1024, kKeptEdges = 4096;
+
+// f(matrix, shift, weights, first, last) for rows [first, last), which are rows from `first - shift` on of the matrix:
+// that itself, or, where w.keep leaves edges out, a small one with the edges that are left of each block of rows. So
+// the loops over edges have nothing to test, prefetch as ever, and sum in the same order. False: no memory left.
+template <typename F>
+GOSSAMER_INLINE bool over_kept(const Csr& a, const EdgeWeight& w, int64_t first, int64_t last, const F& f) {
+  if (!w.keep) {
+    f(a, int64_t(0), w, first, last);
+    return true;
+  }
+  int64_t most = 0;
+  for (int64_t i = first; i < last; ++i) most = max_of(most, a.rowptr[i + 1] - a.rowptr[i]);
+  Buffer<int64_t> rowptr(kKeptRows + 1);
+  Buffer<int32_t> col(kKeptEdges + most);
+  Buffer<float> value(w.value ? kKeptEdges + most : 0);
+  if (!rowptr.data || !col.data || !value.data) return false;
+  for (int64_t begin = first, end = first; begin < last; begin = end) {
+    int64_t kept = 0;
+    while (end < last && end - begin < kKeptRows && a.rowptr[end] - a.rowptr[begin] < kKeptEdges) {
+      for (int64_t e = a.rowptr[end]; e < a.rowptr[end + 1]; ++e) {
+        col.data[kept] = a.col[e];
+        if (w.value) value.data[kept] = w.value[e];
+        kept += w.keep[a.col[e]] != 0;
+      }
+      rowptr.data[++end - begin] = kept;
+    }
+    const EdgeWeight left = {w.value ? value.data : nullptr, w.src_scale, w.dst_scale, 1, nullptr};
+    f(Csr{rowptr.data, col.data, end - begin}, begin, left, begin, end);
+  }
+  return true;
+}
+
 template <typename In, typename Out>
-static void spmm(Csr a, EdgeWeight w, RowEnd end, const In* x, Out* out, int64_t cols, int threads) {
+static bool spmm(Csr a, EdgeWeight w, RowEnd end, const In* x, Out* out, int64_t cols, int threads) {
   const int64_t width = cols / w.heads;
   const bool streaming = width % kLanes == 0 && streams(out, a.num_dst * cols);
+  bool enough = true;
   parallel_rows(a.rowptr, a.num_dst, cols, threads, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i)
-      for (int64_t head = 0; head < w.heads; ++head)
-        spmm_row(a, w, end, i, head, x, out + i * cols, cols, head * width, (head + 1) * width, streaming);
+    const auto sum = [&](const Csr& m, int64_t shift, const EdgeWeight& of, int64_t begin, int64_t stop) {
+      for (int64_t i = begin; i < stop; ++i)
+        for (int64_t head = 0; head < of.heads; ++head)
+          spmm_row(m, shift, of, end, i, head, x, out + i * cols, cols, head * width, (head + 1) * width, streaming);
+    };
+    if (!over_kept(a, w, first, last, sum)) __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
     stream_fence();
   });
+  return enough;
 }

@@ -116,6 +116,7 @@ static const Kernels table = {
     int8_grad<float>,
     int8_grad<int8_t>,
     int8_grad_exact,
+    row_norms_int8,
     sddmm_int8,
     gat_sum_int8,
     gat_backward_int8,

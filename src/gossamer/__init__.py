@@ -10,7 +10,7 @@ from .graph import Graph
 # A recipe: which codec or arithmetic sits where
 from . import codecs
 from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8
-from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact
+from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact, NonzeroRows, TopRows
 
 # A model made lighter
 from .pyg import lighten_, restore_, NothingToLighten
@@ -19,6 +19,7 @@ from .saved_tensors import compressed_activations
 # Training it
 from .training import train, BadCheckpoint, TrainingDiverged
 from .engine.int8.precision import precision
+from .aggregate.health import sampling
 
 # What it costs, and against what
 from .comparison import compare
@@ -55,6 +56,8 @@ __all__ = [  # noqa: RUF022 (the order above)
     "Keep",
     "Published",
     "Exact",
+    "NonzeroRows",
+    "TopRows",
     # A model made lighter
     "lighten_",
     "restore_",
@@ -65,6 +68,7 @@ __all__ = [  # noqa: RUF022 (the order above)
     "BadCheckpoint",
     "TrainingDiverged",
     "precision",
+    "sampling",
     # What it costs, and against what
     "compare",
     "report",

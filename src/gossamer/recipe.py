@@ -2,7 +2,7 @@
 
     compute       in which arithmetic products run          Float32(), Int8()
     activations   how tensors are saved for backward        Keep(), a codec
-    backward      which sparse products backward computes   Exact()
+    backward      which sparse products backward computes   NonzeroRows(), Exact(), TopRows()
     training      what the model is trained for             None
 
 Every value is a frozen dataclass: its `repr` is the experiment log, equal settings are equal objects, and a recipe goes
@@ -19,14 +19,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .aggregate.policy import Exact
+from .aggregate.policy import Exact, NonzeroRows, TopRows
 from .codecs import Blockwise, Codec, Projected, RowInt8, Uniform
 from .engine.settings import Float32, Int8, Keep, Published
 
 PLACES: dict[str, dict[str, type]] = {
     "compute": {"Float32": Float32, "Int8": Int8},
     "activations": {kind.__name__: kind for kind in (Keep, Blockwise, Uniform, Projected, RowInt8, Published)},
-    "backward": {"Exact": Exact},
+    "backward": {kind.__name__: kind for kind in (NonzeroRows, Exact, TopRows)},
     "training": {},
 }
 """The settings that each place takes, by name."""
@@ -43,7 +43,7 @@ class UnknownRecipe(ValueError, KeyError):
 class Recipe:
     compute: Float32 | Int8 = field(default_factory=Float32)
     activations: Keep | Codec | Published = field(default_factory=Keep)
-    backward: Exact = field(default_factory=Exact)
+    backward: NonzeroRows | Exact | TopRows = field(default_factory=NonzeroRows)
     training: None = None
 
     def __post_init__(self) -> None:
@@ -144,6 +144,8 @@ recipes: Mapping[str, Recipe] = _Recipes(
         "exact-int8": Recipe(activations=Blockwise(bits=8)),
         "tango": Recipe(compute=Int8()),
         "tango-auto": Recipe(compute=Int8(auto=True)),
+        "rsc": Recipe(backward=TopRows()),
+        "tango-rsc": Recipe(compute=Int8(), backward=TopRows()),
         "feather": Recipe(compute=Int8(), activations=Blockwise(bits=2, bins="optimal")),
     }
 )

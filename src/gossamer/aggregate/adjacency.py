@@ -5,8 +5,8 @@
     product_rows   the same for int8 rows, in or out              back_rows   the same
 
 The diagonal holds what is not a neighbour: GCN's self-loops, GIN's own row. `reduce` "max" takes the maximum over the
-edges in place of the sum. Every transposed product of training is `back` or `back_rows`, where `policy` says which
-matrix is multiplied. A fixed adjacency saves nothing for backward but itself.
+edges in place of the sum. Every transposed product of training is `back` or `back_rows`, where `policy` says how
+much of the matrix is multiplied. A fixed adjacency saves nothing for backward but itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch import Tensor
 
 from .. import ops
 from ..graph import Graph
-from ..ops.csr import Sparse
+from ..ops.csr import Sparse, row_of_edge
 from ..ops.linear import bias_gradient
 from ..ops.quantize_rows import QRows
 from ..ops.sddmm import edge_gradient, sddmm_op
 from ..ops.spmm import row_sums, spmm_op
 from ..ops.spmm_int8 import spmm_int8_op
 from ..state import facts
-from .policy import Exact, Policy
+from .policy import Exact, Policy, Transposed
 
 Reduce = Literal["sum", "mean", "max"]
 EXACT = Exact()
@@ -84,6 +84,11 @@ class Adjacency:
     def with_diagonal(self, diagonal: Tensor | None) -> Adjacency:
         return dataclasses.replace(self, diagonal=diagonal)
 
+    def is_same_matrix(self, other: Adjacency) -> bool:
+        """Whether both are made of the same tensors, none of which may change: weights that require grad do."""
+        parts = zip(self.matrix(), other.matrix(), strict=True)
+        return self.value is None and all(a is b for a, b in parts)
+
     def under(self, policy: Policy) -> Adjacency:
         return self if policy == self.policy else dataclasses.replace(self, policy=policy)
 
@@ -135,12 +140,25 @@ class Adjacency:
 
     def back(self, dout: Tensor) -> Tensor:
         """A^T dout."""
-        dout = dout.contiguous()
-        return row_sums(self.policy.transposed(self, dout), dout, self._spread(dout.size(0), dout.dtype))
+        dout, own = dout.contiguous(), self._spread(dout.size(0), dout.dtype)
+        # with create_graph, the derivative by a row that is skipped would be lost
+        policy = EXACT if torch.is_grad_enabled() else self.policy
+        return policy.multiply(self, dout, lambda t: row_sums(t.matrix, dout, own, t.keep))
 
     def edge_gradient(self, x: Tensor, dout: Tensor) -> Tensor:
-        """The gradient of `value`."""
-        return edge_gradient(self.matrix(), x, dout)
+        """The gradient of `value`; zero for edges into destinations that the policy leaves out."""
+        rows, matrix = self.policy.edge_rows(), self.matrix()
+        if rows is None or torch.is_grad_enabled():
+            return edge_gradient(matrix, x, dout)
+        assert matrix.value is not None
+        picked = rows[row_of_edge(matrix.rowptr)]  # whole rows, so that those of other destinations are empty
+        count = torch.where(rows, self.graph.degree, 0)
+        part = matrix._replace(
+            rowptr=torch.cat([count.new_zeros(1), count.cumsum(0)]),
+            col=matrix.col[picked],
+            value=matrix.value[picked],
+        )
+        return torch.zeros_like(matrix.value).masked_scatter_(picked, edge_gradient(part, x, dout))
 
     # Int8 rows --------------------------------------------------------------------------------------------------
 
@@ -164,12 +182,17 @@ class Adjacency:
 
     def back_of_rows(self, g: QRows) -> Tensor:
         """A^T g in float32."""
-        return spmm_int8_op(self.policy.transposed(self, g.scale), g, None, self._spread(len(g.codes)))
+        own = self._spread(len(g.codes))
+        return self.policy.multiply(self, g, lambda t: spmm_int8_op(t.matrix, g, None, own, None, t.keep))
 
     def back_rows(self, g: QRows, factor: Tensor, noise: int | None) -> QRows:
         """A^T g times a factor per column, quantised as it is made."""
-        matrix, own = self.policy.transposed(self, g.scale), self._spread(len(g.codes))
-        return ops.spmm_rows(matrix, g, None, own, None, factor, noise)
+        own = self._spread(len(g.codes))
+
+        def product(t: Transposed) -> QRows:
+            return ops.spmm_rows(t.matrix, g, None, own, None, factor, noise, t.keep)
+
+        return self.policy.multiply(self, g, product, factor)
 
 
 class _Sum(NamedTuple):
@@ -219,11 +242,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         needs_x, needs_value, needs_bias, needs_add, _ = ctx.needs_input_grad
-        adjacency, dvalue = ctx.adjacency, None
+        adjacency = ctx.adjacency
         if needs_value:
             x, value = ctx.saved_tensors
             adjacency = dataclasses.replace(adjacency, value=value)
-            dvalue = adjacency.edge_gradient(x, dout)
         dx = adjacency.back(dout) if needs_x else None
+        dvalue = adjacency.edge_gradient(x, dout) if needs_value else None
         dbias = bias_gradient(dout).to(ctx.bias_dtype) if needs_bias else None
         return dx, dvalue, dbias, dout.to(ctx.add_dtype) if needs_add else None, None

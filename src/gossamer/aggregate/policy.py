@@ -1,30 +1,181 @@
 """What backward multiplies of an adjacency: the recipe's place `backward`.
 
-A policy is asked for the matrix that takes the place of A^T, given the gradient that is to be multiplied: float rows,
-or the scales of int8 rows. The diagonal is not its business: own rows are always exact.
+    Exact()         all of A^T
+    NonzeroRows()   what belongs to rows of the gradient that are not zero: the same result
+    TopRows()       what belongs to the rows that carry most of it: RSC (selection.py, budget.py)
+
+A policy is given the gradient, float rows or int8 rows, and a function that multiplies by what takes the place of A^T.
+The diagonal is not its business: own rows are always exact. So are maxima, attention, gradients of gradients, and what
+`torch.compile` traces.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, final
 
 from torch import Tensor
 
+from .. import ops
+from ..ops.csr import Sparse
+from ..ops.quantize_rows import QRows
+
 if TYPE_CHECKING:
-    from ..ops.csr import Sparse
+    from ..state import ModelState
     from .adjacency import Adjacency
 
 
+class Transposed(NamedTuple):
+    """A^T, of which only the columns in `keep` count; None: all of them."""
+
+    matrix: Sparse
+    keep: Tensor | None = None
+
+
+Result = TypeVar("Result")
+Product = Callable[[Transposed], Result]
+
+
 class Policy(Protocol):
-    def transposed(self, adjacency: Adjacency, gradient: Tensor) -> Sparse:
-        """The matrix that backward multiplies by; `gradient` has one row, or one number, per destination."""
+    def multiply(
+        self, adjacency: Adjacency, gradient: Tensor | QRows, product: Product[Result], factor: Tensor | None = None
+    ) -> Result:
+        """`product` of what takes the place of A^T; of `gradient` it has one row per destination.
+
+        A result that is int8 rows has been multiplied by `factor`, column by column.
+        """
+
+    def edge_rows(self) -> Tensor | None:
+        """The destinations whose edges have a gradient of their weight; None: all."""
+
+    def bound_to(self, name: str, model: ModelState) -> Policy:
+        """The policy of one module of a model: itself, or an object that remembers something for it."""
+
+
+class _Stateless:
+    def edge_rows(self) -> Tensor | None:
+        return None
+
+    def bound_to(self, name: str, model: ModelState) -> Policy:
+        return self  # type: ignore[return-value]
 
 
 @final
 @dataclass(frozen=True)
-class Exact:
+class Exact(_Stateless):
     """Every sparse product of backward is computed in full."""
 
-    def transposed(self, adjacency: Adjacency, gradient: Tensor) -> Sparse:
-        return adjacency.transpose()
+    def multiply(
+        self, adjacency: Adjacency, gradient: Tensor | QRows, product: Product[Result], factor: Tensor | None = None
+    ) -> Result:
+        return product(Transposed(adjacency.transpose()))
+
+
+LEAST_WORK = 2**20
+"""Multiplications of a product below which looking for zero rows is not worth a call."""
+LEAST_ZEROS = 1 / 8
+"""The share of zero rows from which leaving them out pays."""
+LOOKED_AT = 1024
+"""Rows of a gradient, evenly spaced, that say whether it is worth looking at all of them."""
+
+
+@final
+@dataclass(frozen=True)
+class NonzeroRows(_Stateless):
+    """Rows of the gradient that are zero are skipped, with the same result.
+
+    In the layer that feeds the loss those are the nodes without a label. Below a batch norm no row is zero.
+    """
+
+    def multiply(
+        self, adjacency: Adjacency, gradient: Tensor | QRows, product: Product[Result], factor: Tensor | None = None
+    ) -> Result:
+        return product(Transposed(adjacency.transpose(), nonzero(gradient, adjacency.graph.num_edges)))
+
+
+def nonzero(gradient: Tensor | QRows, edges: int) -> Tensor | None:
+    """The rows that are not zero; None where so few are that all may as well be multiplied."""
+    rows = gradient.codes if isinstance(gradient, QRows) else gradient
+    if rows.size(0) == 0 or rows.size(1) * edges < LEAST_WORK:
+        return None
+    if isinstance(gradient, QRows):
+        keep = gradient.scale != 0
+        return keep if _share_of_zeros(keep) >= LEAST_ZEROS else None
+    few = rows[:: max(1, rows.size(0) // LOOKED_AT)]
+    if _share_of_zeros((few != 0).any(1)) < LEAST_ZEROS:
+        return None
+    return ops.nonzero_rows(rows)
+
+
+def _share_of_zeros(keep: Tensor) -> float:
+    return 1 - float(keep.sum()) / keep.numel()
+
+
+@final
+@dataclass(frozen=True)
+class TopRows:
+    """Backward multiplies only the rows that carry most of the gradient: RSC (Liu et al., ICML 2023).
+
+    budget       share of the multiplications of all backward products together, in (0, 1]
+    refresh      backward passes that a selection of rows serves
+    exact_after  from when on backward is exact: a share of the epochs (in `gs.train`), as 0.8, or a number of backward
+                 passes, as 500; 1.0 is never
+    warmup       backward passes at the beginning that are exact, and measured
+    reallocate   epochs after which the budget is shared out anew among the layers; in a loop of your own, backward
+                 passes
+    rank         rows of largest "score" ||A_i|| ||dZ_i||, as published, or of largest "density", score / sqrt(degree),
+                 which keeps more of the gradient for the same work
+    allocation   how the layers share the budget: "greedy" as published, or by one "threshold" for all
+    sample       draw rows at random, with probabilities in proportion to their density, and weigh them so that the
+                 gradient is right on average; noisier than the best rows, and `budget` then holds on average
+    edge_grad    the gradient of edge weights: "exact", or "sliced" to the selected rows, zero elsewhere
+    """
+
+    budget: float = 0.1
+    refresh: int = 10
+    exact_after: float | int = 0.8
+    warmup: int = 5
+    reallocate: int = 10
+    rank: Literal["score", "density"] = "density"
+    allocation: Literal["greedy", "threshold"] = "threshold"
+    sample: bool = False
+    edge_grad: Literal["exact", "sliced"] = "exact"
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.budget) or not 0 < self.budget <= 1:
+            raise ValueError(f"`budget` must be a share of the work, above 0 and at most 1 (got {self.budget!r})")
+        for name, least in (("refresh", 1), ("warmup", 1), ("reallocate", 1)):
+            count = getattr(self, name)
+            if not isinstance(count, int) or isinstance(count, bool) or count < least:
+                raise ValueError(f"`{name}` must be a whole number, at least {least} (got {count!r})")
+        whole = isinstance(self.exact_after, int) and not isinstance(self.exact_after, bool)
+        if not whole and not (_is_number(self.exact_after) and 0 < self.exact_after <= 1):
+            raise ValueError(
+                "`exact_after` must be a share of the epochs, as 0.8, or a number of backward passes, as 500 "
+                f"(got {self.exact_after!r})"
+            )
+        if whole and self.exact_after < 0:
+            raise ValueError(f"`exact_after` must be at least 0 backward passes (got {self.exact_after!r})")
+        for name, offered in (
+            ("rank", ("score", "density")),
+            ("allocation", ("greedy", "threshold")),
+            ("edge_grad", ("exact", "sliced")),
+        ):
+            if getattr(self, name) not in offered:
+                raise ValueError(f"`{name}` must be {offered[0]!r} or {offered[1]!r} (got {getattr(self, name)!r})")
+        if not isinstance(self.sample, bool):
+            raise ValueError(f"`sample` must be True or False (got {self.sample!r})")
+
+    def bound_to(self, name: str, model: ModelState) -> Policy:
+        from .budget import Budget
+        from .selection import RowSelection
+
+        if model.backward is None:
+            model.backward = Budget(self, model)
+        return RowSelection(name, model.backward)
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)

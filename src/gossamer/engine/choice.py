@@ -57,7 +57,7 @@ def attach(model: nn.Module, recipe: Any, names: list[str], exceptions: dict[str
         own = dataclasses.replace(recipe, compute=Float32Setting()) if name in exceptions else recipe
         watch = watches.get(name)
         engine = lower(own.compute, own.activations, int8 is not None, watch)
-        layer = state.layers[name] = LayerState(own, name, state, engine, own.backward, watch)
+        layer = state.layers[name] = LayerState(own, name, state, engine, own.backward.bound_to(name, state), watch)
         if watch is not None:
             watch.decides_for(layer)
         modules[name].__dict__[ATTRIBUTE] = layer

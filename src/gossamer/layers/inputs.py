@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..aggregate import Adjacency, Exact
+from ..aggregate import Adjacency
 from ..aggregate.adjacency import Reduce
 from ..aggregate.build import Sizes, is_sparse, listed, neighbours
 from ..engine.epilogue import Deferred, input_of
@@ -25,7 +25,7 @@ def pair_of(x: Any) -> tuple[Any, Any]:
 def under_policy(conv: Any, adjacency: Adjacency) -> Adjacency:
     """The adjacency with the policy of backward that the convolution was given."""
     state = state_of(conv)
-    return adjacency.under(Exact() if state is None else state.policy)
+    return adjacency if state is None else adjacency.under(state.policy)
 
 
 def adjacency_of(

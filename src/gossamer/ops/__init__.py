@@ -26,6 +26,7 @@ from .pack import pack
 from .pack_fixed import pack_fixed, unpack_fixed
 from .quantize_rows import dequantize_rows, quantize_rows
 from .random import random_bits
+from .row_selection import filter_edges, nonzero_rows, row_norms_int8, top_rows
 from .save_epilogue import save_epilogue
 from .saved_epilogue import saved_products
 from .saved_epilogue_backward import saved_epilogue_backward
@@ -48,6 +49,7 @@ __all__ = [
     "edge_softmax",
     "epilogue_products_backward",
     "epilogue_rows",
+    "filter_edges",
     "gat_attention",
     "gat_backward_int8",
     "gat_dots_int8",
@@ -66,6 +68,7 @@ __all__ = [
     "int8_linear_two",
     "linear",
     "masked_scale",
+    "nonzero_rows",
     "norm_act",
     "norm_act_backward",
     "norm_act_backward_rows",
@@ -75,6 +78,7 @@ __all__ = [
     "quantize_times",
     "random_bits",
     "relu_dropout",
+    "row_norms_int8",
     "save_epilogue",
     "save_epilogue_rows",
     "saved_codes",
@@ -86,6 +90,7 @@ __all__ = [
     "spmm_int8",
     "spmm_max",
     "spmm_rows",
+    "top_rows",
     "transpose_csr",
     "unpack",
     "unpack_fixed",

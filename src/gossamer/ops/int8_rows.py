@@ -90,21 +90,22 @@ int8_linear_rows = define(
 
 def _check_spmm(
     a: Sparse, x: QRows, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, factor: Tensor | None,
-    seed: int | None,
+    seed: int | None, keep: Tensor | None = None,
 ) -> None:  # fmt: skip
-    check_sum(a, x, bias, diagonal, rows)
+    check_sum(a, x, bias, diagonal, rows, keep)
     check_factor(factor, x.codes.size(1))
 
 
 def _spmm(
     a: Sparse, x: QRows, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, factor: Tensor | None,
-    seed: int | None,
+    seed: int | None, keep: Tensor | None = None,
 ) -> QRows:  # fmt: skip
-    return rounded(int8_sum(a, x, bias, diagonal, rows), factor, seed)
+    return rounded(int8_sum(a, x, bias, diagonal, rows, keep), factor, seed)
 
 
 spmm_rows = define(
-    "spmm_rows(Sparse, QRows, Tensor? bias, Tensor? diagonal, Tensor? rows, Tensor? factor, int? seed) -> QRows",
+    "spmm_rows(Sparse, QRows, Tensor? bias, Tensor? diagonal, Tensor? rows, Tensor? factor, int? seed, "
+    "Tensor? keep=None) -> QRows",
     check=_check_spmm,
     reference=_spmm,
     fake=lambda a, x, *rest: _empty(a.num_dst, x.codes.size(1), x.scale),

@@ -7,7 +7,8 @@
 
 `diagonal` [nodes] holds the weights of self-loops that are not among the edges; a zero is no loop. A constant one is
 expanded from one element, and nothing more is stored or read. `value` may have one column per head: [nnz, heads] with
-x [num_src, heads, width]. bfloat16 rows are summed in float32.
+x [num_src, heads, width]. bfloat16 rows are summed in float32. With `keep` [num_src] only edges from sources that it
+keeps are summed (ops/row_selection.py); a node's own row is added all the same.
 
     d x     = the same product with A transposed and the two scales exchanged, + diagonal * dout
     d bias  = column sums of dout,  d rows = dout
@@ -30,6 +31,7 @@ from ._sum_checks import FLOATS, check_ends, check_heads, check_weights, heads_o
 from .csr import Sparse, row_of_edge, transpose_csr
 from .gather_rows import gather_rows
 from .linear import bias_gradient
+from .row_selection import check_keep, kept_matrix
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -37,12 +39,13 @@ if TYPE_CHECKING:
 
 def _check(
     a: Sparse, x: Tensor, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, t_rowptr: Tensor | None,
-    t_col: Tensor | None, t_perm: Tensor | None, t_value: Tensor | None,
+    t_col: Tensor | None, t_perm: Tensor | None, t_value: Tensor | None, keep: Tensor | None = None,
 ) -> None:  # fmt: skip
     _checks.dtype_of("x", x, FLOATS)
     _checks.shape_of("x", x, (None, None), "[num_src, columns]")
     check_weights(a, x)
     check_ends(a.num_dst, x, bias, diagonal, rows)
+    check_keep(keep, x.size(0))
 
 
 def weights_of_edges(col: Tensor, value: Tensor | None, src_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -55,8 +58,9 @@ def weights_of_edges(col: Tensor, value: Tensor | None, src_scale: Tensor | None
     return weight
 
 
-def weighted_sum(a: Sparse, x: Tensor) -> Tensor:
+def weighted_sum(a: Sparse, x: Tensor, keep: Tensor | None = None) -> Tensor:
     """The definition of `spmm`, in the dtype of x."""
+    a = kept_matrix(a, keep)
     nnz = a.col.numel()
     weight = weights_of_edges(a.col, a.value, a.src_scale, x.dtype)
     heads = weight.size(1)
@@ -67,10 +71,11 @@ def weighted_sum(a: Sparse, x: Tensor) -> Tensor:
 
 
 def _reference(
-    a: Sparse, x: Tensor, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, *transposed: Any
-) -> Tensor:
+    a: Sparse, x: Tensor, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, t_rowptr: Any = None,
+    t_col: Any = None, t_perm: Any = None, t_value: Any = None, keep: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     wide = x.float() if x.dtype == torch.bfloat16 else x
-    out = plus_own_rows(weighted_sum(a, wide), wide, diagonal)
+    out = plus_own_rows(weighted_sum(a, wide, keep), wide, diagonal)
     out = out if rows is None else out + rows
     return (out if bias is None else out + bias).to(x.dtype)
 
@@ -79,18 +84,22 @@ def _fake(a: Sparse, x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty(a.num_dst, x.size(1))
 
 
+ARGUMENTS = 10
+"""Structures counting once; torch leaves out a last argument that equals its default."""
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, x, bias, diagonal, rows, *transposed = inputs
+    a, x, bias, diagonal, rows, *transposed, keep = inputs if len(inputs) == ARGUMENTS else (*inputs, None)
     refuse_gradient(src_scale=a.src_scale, dst_scale=a.dst_scale, diagonal=diagonal)
     needs_value = a.value is not None and a.value.requires_grad
-    ctx.save_for_backward(*a, x if needs_value else None, diagonal, *transposed)
+    ctx.save_for_backward(*a, x if needs_value else None, diagonal, *transposed, keep)
     ctx.num_src = x.size(0)
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.rows_dtype = None if rows is None else rows.dtype
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-    *matrix, x, diagonal, t_rowptr, t_col, t_perm, t_value = ctx.saved_tensors
+    *matrix, x, diagonal, t_rowptr, t_col, t_perm, t_value, keep = ctx.saved_tensors
     a, (needs, needs_x, needs_bias, _, needs_rows, *_) = Sparse(*matrix), ctx.needs
     dx = dvalue = None
     if needs_x:
@@ -98,24 +107,30 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
             t_rowptr, t_col, t_perm = transpose_csr(a.rowptr, a.col, ctx.num_src)
         if a.value is not None and t_value is None:
             t_value = gather_rows(a.value, t_perm)
-        dx = row_sums(Sparse(t_rowptr, t_col, t_value, a.dst_scale, a.src_scale), dout.contiguous(), diagonal)
+        back = Sparse(t_rowptr, t_col, t_value, a.dst_scale, a.src_scale)
+        if keep is None:
+            dx = row_sums(back, dout.contiguous(), diagonal)
+        else:
+            dx = plus_own_rows(torch.where(keep.unsqueeze(1), row_sums(back, dout.contiguous()), 0.0), dout, diagonal)
     if needs.value:
         from .sddmm import edge_gradient
 
         dvalue = edge_gradient(a, x, dout, (t_rowptr, t_col, t_perm))
+        if keep is not None:
+            dvalue = dvalue * keep[a.col.long()].view(-1, *[1] * (dvalue.dim() - 1))
     dbias = bias_gradient(dout).to(ctx.bias_dtype) if needs_bias else None
     drows = dout.to(ctx.rows_dtype) if needs_rows else None
-    return (None, None, dvalue, None, None), dx, dbias, None, drows, None, None, None, None
+    return (None, None, dvalue, None, None), dx, dbias, None, drows, None, None, None, None, None
 
 
-def row_sums(a: Sparse, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
-    """A x + diagonal * x."""
-    return spmm_op(a, x, None, diagonal, None, None, None, None, None)
+def row_sums(a: Sparse, x: Tensor, diagonal: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+    """A x + diagonal * x, the first over sources that are kept."""
+    return spmm_op(a, x, None, diagonal, None, None, None, None, None, keep)
 
 
 spmm_op = define(
     "spmm(Sparse, Tensor x, Tensor? bias, Tensor? diagonal, Tensor? rows, "
-    "Tensor? t_rowptr, Tensor? t_col, Tensor? t_perm, Tensor? t_value) -> Tensor",
+    "Tensor? t_rowptr, Tensor? t_col, Tensor? t_perm, Tensor? t_value, Tensor? keep=None) -> Tensor",
     check=_check,
     reference=_reference,
     fake=_fake,

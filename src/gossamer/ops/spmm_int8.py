@@ -4,7 +4,8 @@
             + diagonal_i * scale_i * codes_i + rows_i + bias,                                           float32
 
 A row's scale folds into the weight of each edge, so a gathered row costs a quarter of the bytes of float32 and one more
-multiplication per edge. Equal to `spmm` on the decoded rows up to float32 rounding. Codes come from quantize_rows.
+multiplication per edge. Equal to `spmm` on the decoded rows up to float32 rounding. Codes come from quantize_rows;
+`keep` is that of `spmm`.
 
     d value = dst_scale_i * src_scale_j * scale_j * <dout_i, codes_j>       d bias = column sums of dout, d rows = dout
     d scale_j = <(A^T dout)_j + diagonal_j * dout_j, codes_j>
@@ -24,6 +25,7 @@ from ._sum_checks import check_ends, check_heads, check_weights, plus_own_rows, 
 from .csr import Sparse
 from .linear import column_sums
 from .quantize_rows import QRows
+from .row_selection import check_keep
 from .spmm import row_sums, weighted_sum
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ if TYPE_CHECKING:
 
 
 def check_sum(
-    a: Sparse, x: QRows, bias: Tensor | None = None, diagonal: Tensor | None = None, rows: Tensor | None = None
-) -> None:
+    a: Sparse, x: QRows, bias: Tensor | None = None, diagonal: Tensor | None = None, rows: Tensor | None = None,
+    keep: Tensor | None = None,
+) -> None:  # fmt: skip
     """What every neighbour sum of int8 rows asks of its arguments."""
     codes, scale = x
     _checks.dtype_of("codes", codes, (torch.int8,))
@@ -41,6 +44,7 @@ def check_sum(
     _checks.shape_of("scale", scale, (codes.size(0),), f"[{codes.size(0)}], one number per row of `codes`")
     check_weights(a, codes)
     check_ends(a.num_dst, codes, bias, diagonal, rows)
+    check_keep(keep, codes.size(0))
 
 
 def of_codes(a: Sparse, x: QRows) -> Sparse:
@@ -49,11 +53,12 @@ def of_codes(a: Sparse, x: QRows) -> Sparse:
 
 
 def int8_sum(
-    a: Sparse, x: QRows, bias: Tensor | None = None, diagonal: Tensor | None = None, rows: Tensor | None = None
-) -> Tensor:
+    a: Sparse, x: QRows, bias: Tensor | None = None, diagonal: Tensor | None = None, rows: Tensor | None = None,
+    keep: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The definition of `spmm_int8`."""
     wide = x.codes.to(torch.float32)
-    out = plus_own_rows(weighted_sum(of_codes(a, x), wide), wide, diagonal, x.scale)
+    out = plus_own_rows(weighted_sum(of_codes(a, x), wide, keep), wide, diagonal, x.scale)
     out = out if rows is None else out + rows
     return (out if bias is None else out + bias).to(torch.float32)
 
@@ -63,25 +68,29 @@ def _fake(a: Sparse, x: QRows, *rest: Any) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, x, _, diagonal, *_ = (*inputs, None, None)  # torch leaves out last arguments that equal their defaults
+    given = dict(zip(("a", "x", "bias", "diagonal", "rows", "keep"), inputs, strict=False))  # last ones may be left out
+    a, x, diagonal, keep = given["a"], given["x"], given.get("diagonal"), given.get("keep")
     refuse_gradient(dst_scale=a.dst_scale, src_scale=a.src_scale, diagonal=diagonal)
-    ctx.save_for_backward(*a, *x, diagonal)
+    ctx.save_for_backward(*a, *x, diagonal, keep)
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
     from .sddmm import edge_gradient
 
-    a, x, (diagonal,) = take(ctx.saved_tensors, NO_MATRIX, NO_ROWS)
-    needs, needs_x, needs_bias, _, needs_rows = ctx.needs
+    a, x, (diagonal, keep) = take(ctx.saved_tensors, NO_MATRIX, NO_ROWS)
+    needs, needs_x, needs_bias, _, needs_rows, _ = ctx.needs
     dvalue = dscale = None
     rows = x.codes.to(torch.float32)
     if needs.value:
         dvalue = edge_gradient(of_codes(a, x), rows, dout)
+        if keep is not None:
+            dvalue = dvalue * keep[a.col.long()].view(-1, *[1] * (dvalue.dim() - 1))
     if needs_x.scale:
-        back = row_sums(a.transposed(x.codes.size(0)), dout.contiguous(), diagonal)
+        back = row_sums(a.transposed(x.codes.size(0)), dout.contiguous())
+        back = plus_own_rows(back if keep is None else torch.where(keep.unsqueeze(1), back, 0.0), dout, diagonal)
         dscale = (back * rows).sum(1)
     dbias = column_sums(dout.contiguous()) if needs_bias else None
-    return (None, None, dvalue, None, None), (None, dscale), dbias, None, dout if needs_rows else None
+    return (None, None, dvalue, None, None), (None, dscale), dbias, None, dout if needs_rows else None, None
 
 
 NO_MATRIX: Any = Sparse(None, None)  # type: ignore[arg-type]
@@ -90,7 +99,8 @@ NO_ROWS: Any = QRows(None, None)  # type: ignore[arg-type]
 
 
 spmm_int8_op = define(
-    "spmm_int8(Sparse, QRows, Tensor? bias=None, Tensor? diagonal=None, Tensor? rows=None) -> Tensor",
+    "spmm_int8(Sparse, QRows, Tensor? bias=None, Tensor? diagonal=None, Tensor? rows=None, Tensor? keep=None) "
+    "-> Tensor",
     check=check_sum,
     reference=int8_sum,
     fake=_fake,

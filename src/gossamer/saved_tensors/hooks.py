@@ -3,7 +3,7 @@
     with gs.compressed_activations(gs.Blockwise(bits=4)) as account:
         loss = model(x)
     loss.backward()                     inside the block or after it
-    print(account)                      form many tensors, in form many bytes, and what was left alone
+    print(account)                      how many tensors, in how many bytes, and what was left alone
 
 The forward pass stays exact, bit for bit, and gradients carry noise of mean zero. For layers that `gs.lighten_` knows,
 its recipes save less; this is for all others.

@@ -26,6 +26,10 @@ class ModelState:
     step: int = 0
     """Optimizer steps since the model was lightened; counted by `gs.train`."""
     epoch: int = 0
+    epochs: int | None = None
+    """How many there will be; None in a loop of one's own."""
+    backward: Any = None
+    """What the policies of backward share, if they remember something."""
     drawn: dict[str, Any] = field(default_factory=dict)
     """What is drawn once per forward and shared by all layers."""
     layers: dict[str, LayerState] = field(default_factory=dict)
@@ -33,13 +37,16 @@ class ModelState:
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         layers = {name: found for name, layer in self.layers.items() if (found := layer.state())}
-        return {"step": self.step, "epoch": self.epoch, "layers": layers}
+        shared = {} if self.backward is None else {"backward": self.backward.state()}
+        return {"step": self.step, "epoch": self.epoch, "layers": layers} | shared
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """What `state` returned, back in place; layers that it does not name begin anew."""
         self.step, self.epoch = int(found["step"]), int(found["epoch"])
         for name, layer in self.layers.items():
             layer.restore(found["layers"].get(name, {}))
+        if self.backward is not None and "backward" in found:
+            self.backward.restore(found["backward"], {name: layer.policy for name, layer in self.layers.items()})
 
 
 @dataclass(eq=False)

@@ -88,6 +88,8 @@ def train(
         history, best = run.start(model, optimizer, examples.task.higher_is_better)
         bar.show(history)
         state = model_state_of(model)
+        if state is not None:
+            state.epochs = epochs
         while len(history) < epochs and not history.out_of_patience(patience):
             when, start = run.stopped_in(len(history) + 1), time.perf_counter()
             loss = train_epoch(model, optimizer, examples, when)

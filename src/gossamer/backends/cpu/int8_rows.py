@@ -28,6 +28,7 @@ from ._int8_rows import NO_TERMS, RowsTo, contiguous_rows, empty_rows
 from ._norm import column_affine, own_statistics, pointwise
 from ._save_epilogue import saving
 from ._saved_epilogue import contiguous_saved, decoder, run_tiles
+from ._sums import without_heads
 
 
 def _quantize_times(x: Tensor, factor: Tensor | None, seed: int | None) -> QRows:
@@ -51,13 +52,14 @@ def _int8_linear_rows(x: QRows, w: QRows, bias: Tensor | None, factor: Tensor | 
 
 def _spmm_rows(
     a: Sparse, x: QRows, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None, factor: Tensor | None,
-    seed: int | None,
+    seed: int | None, keep: Tensor | None = None,
 ) -> QRows:  # fmt: skip
+    a, keep = without_heads(a, keep)
     x, (rowptr, col, factor) = contiguous_rows(x), contiguous(a.rowptr, a.col, factor)
     out = empty_rows(a.num_dst, x.codes.size(1))
     sources = as_float(of_codes(a, x).src_scale)
     value, dst_scale, bias, rows = (as_float(t) for t in (a.value, a.dst_scale, bias, rows))
-    weights = (at(value), at(sources), at(dst_scale), heads_of(value))
+    weights = (at(value), at(sources), at(dst_scale), heads_of(value), at(keep))
     diagonal, step = stepped(diagonal)
     end = (at(bias), at(diagonal), step, at(rows), at(x.scale))
     written = (at(out.codes), at(out.scale), at(factor), *noise(seed), x.codes.size(1), num_threads())

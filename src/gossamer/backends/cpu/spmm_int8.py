@@ -15,10 +15,11 @@ from ._sums import sum_rows
 
 
 def _spmm_int8(
-    a: Sparse, x: QRows, bias: Tensor | None = None, diagonal: Tensor | None = None, rows: Tensor | None = None
-) -> Tensor:
+    a: Sparse, x: QRows, bias: Tensor | None = None, diagonal: Tensor | None = None, rows: Tensor | None = None,
+    keep: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     x = contiguous_rows(x)
-    return sum_rows(library.spmm_int8, of_codes(a, x), x.codes, F32, bias, diagonal, rows, x.scale)
+    return sum_rows(library.spmm_int8, of_codes(a, x), x.codes, F32, bias, diagonal, rows, x.scale, keep)
 
 
 implement(spmm_int8_op, "cpu", _spmm_int8)

@@ -1,0 +1,225 @@
+"""The budget of RSC: what the layers of a model may multiply in backward, and when.
+
+    sum over layers l of  d_l sum_{i in S_l} deg_i   <=   C nnz sum over l of d_l        d_l columns, S_l the kept rows
+
+A layer is known by its curve: how much of its score the best rows keep, by their share of the layer's work, as a
+running average over the selections. It does not depend on which nodes there are, so it serves mini-batches as well.
+What is kept is measured by what it is of the layer's result, ||dX_l||:
+
+    greedy      as published: rows in steps of 2 % are taken from the layer that loses the least score by it
+    threshold   rows are kept where score^2 / (||dX_l||^2 deg d_l) is above one number for all layers: the least squared
+                error for the budget, if the dropped products were orthogonal
+
+What a step leaves unspent goes to the layer that was shortened last. The pass, and with it time, is counted by
+backward passes; `gs.train` adds the epochs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..state import ModelState
+    from .policy import TopRows
+    from .selection import RowSelection
+
+STEP = 0.02
+"""The share of rows by which the greedy allocation lowers a layer; below it, where hubs are, finer."""
+ROW_GRID = np.array([0, 0.0005, 0.001, 0.002, 0.005, 0.01, *np.arange(1, round(1 / STEP) + 1) * STEP])
+WORK_GRID = (np.arange(97) / 96) ** 2
+KEY_BITS = 19
+"""Bits of a float that are left out when keys are put into bins: 16 bins for each power of two remain."""
+MEASURED_EVERY = 100
+"""Passes after which the true error is measured, by an exact product beside the selected one."""
+
+
+class Curve(NamedTuple):
+    """At each point of a grid the share of the work of the best rows up to there, and the score that they keep."""
+
+    work: Sequence[float]
+    kept: Sequence[float]
+
+    def averaged(self, new: Curve) -> Curve:
+        """Half of each."""
+        return Curve(*([(a + b) / 2 for a, b in zip(*pair, strict=True)] for pair in zip(self, new, strict=True)))
+
+
+def curve_of(key: Tensor, cost: Tensor, score: Tensor, allocation: str) -> Curve:
+    """Rows in bins of falling keys, interpolated to the grid of the allocation; nothing is sorted."""
+    counts = key.isfinite() & (key > 0)
+    bins = torch.where(counts, key, 0.0).view(torch.int32) >> KEY_BITS
+    kept = torch.where(counts, score if allocation == "greedy" else score.square(), 0.0)
+    columns = (counts.double(), torch.where(counts, cost, 0).double(), kept.double())
+    sums = [torch.bincount(bins, column).flip(0).cumsum(0).numpy() for column in columns]
+    rows, work, kept_sum = (np.concatenate([[0.0], column]) for column in sums)
+    work = work / max(1.0, float(cost.sum()))
+    if allocation == "greedy":
+        at = np.interp(ROW_GRID, rows / len(key), np.arange(len(rows)))
+    else:
+        at = np.interp(WORK_GRID, work, np.arange(len(work)))
+    steps = np.arange(len(rows))
+    return Curve(*(np.interp(at, steps, column).tolist() for column in (work, kept_sum)))
+
+
+class Demand(NamedTuple):
+    """What the allocation asks of a layer: its curve, its exact work d nnz, and the norm of its result."""
+
+    curve: Curve
+    work: float
+    norm: float
+
+    def gains(self, power: int) -> Any:
+        return np.asarray(self.curve.kept) / max(self.norm, 1e-30) ** power
+
+
+def greedy(demands: Sequence[Demand], budget: float) -> list[float]:
+    """The share of its work that each layer may do."""
+    limit = budget * sum(d.work for d in demands)
+    gains, works = [d.gains(1) for d in demands], [np.asarray(d.curve.work) for d in demands]
+    at = [int(np.argmax(work >= work[-1])) for work in works]  # where nothing is lost
+    spent = sum(d.work * w[k] for d, w, k in zip(demands, works, at, strict=True))
+    last, room = None, 0.0
+    while spent > limit and any(at):
+        losses = [g[k] - g[k - 1] if k else math.inf for g, k in zip(gains, at, strict=True)]
+        last = int(np.argmin(losses))
+        room = works[last][at[last]] - works[last][at[last] - 1]
+        at[last] -= 1
+        spent -= demands[last].work * room
+    shares = [float(w[k]) for w, k in zip(works, at, strict=True)]
+    if last is not None and spent < limit:
+        shares[last] += min(room, (limit - spent) / demands[last].work)
+    return shares
+
+
+def threshold(demands: Sequence[Demand], budget: float) -> list[float]:
+    """The same; pieces of the curves in the order of what they keep for their work, until the budget is spent."""
+    left = budget * sum(d.work for d in demands)
+    pieces = []
+    for layer, demand in enumerate(demands):
+        for step, kept in _concave(np.asarray(demand.curve.work), demand.gains(2)):
+            pieces.append((kept / (step * demand.work), layer, step))
+    shares = [0.0] * len(demands)
+    for _, layer, step in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
+        taken = min(step, left / demands[layer].work)
+        shares[layer] += taken
+        left -= taken * demands[layer].work
+        if taken < step:
+            break
+    return shares
+
+
+def _concave(work: Any, kept: Any) -> list[tuple[float, float]]:
+    """Steps in work and in what is kept, merged until they fall: rows by score need not be in the order of gain."""
+    pieces: list[tuple[float, float]] = []
+    for step, gain in zip(np.diff(work), np.diff(kept), strict=True):
+        if step <= 0:
+            continue
+        pieces.append((float(step), float(gain)))
+        while len(pieces) > 1 and pieces[-1][1] * pieces[-2][0] > pieces[-2][1] * pieces[-1][0]:
+            (a, b), (c, d) = pieces.pop(), pieces.pop()
+            pieces.append((a + c, b + d))
+    return pieces
+
+
+@final
+class Budget:
+    """One per model: counts backward passes, and shares the budget out among the layers that take part."""
+
+    def __init__(self, setting: TopRows, model: ModelState) -> None:
+        self.setting, self.model = setting, model
+        self.passes = 0
+        self.seed = torch.initial_seed() % 2**63
+        self.layers: dict[str, RowSelection] = {}
+        """Those that had a backward product, in that order."""
+        self.allocated_at: int | None = None
+        self._task: int | None = None
+        self._began: float | None = None
+        self._in_products = 0.0
+        self.step_seconds = self.product_seconds = math.inf
+        """The fastest exact pass, from one to the next, and its backward products."""
+
+    def enter(self, layer: RowSelection) -> None:
+        """A backward product begins; the first of a pass counts it, and allocates if that is due."""
+        self.layers.setdefault(layer.name, layer)
+        task = torch._C._current_graph_task_id()
+        if task != -1 and task == self._task:
+            return
+        self._task = task
+        self._time_step()
+        self.passes += 1
+        if self.phase == "selected" and self._is_due():
+            self.allocate()
+
+    @property
+    def phase(self) -> str:
+        """ "warm-up", "selected" or "exact"."""
+        after = self.setting.exact_after
+        if isinstance(after, int):
+            ended = self.passes > after
+        else:
+            epochs = self.model.epochs
+            ended = epochs is not None and after < 1 and self.model.epoch >= int(after * epochs)
+        if ended:
+            return "exact"
+        return "warm-up" if self.passes <= self.setting.warmup else "selected"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the true error is measured in this pass: the first that selects, then now and then."""
+        return (self.passes - self.setting.warmup) % MEASURED_EVERY == 1
+
+    @property
+    def _clock(self) -> int:
+        return self.passes if self.model.epochs is None else self.model.epoch
+
+    def _is_due(self) -> bool:
+        return self.allocated_at is None or self._clock - self.allocated_at >= self.setting.reallocate
+
+    def allocate(self) -> None:
+        """Give every layer that has been measured its share."""
+        known = [layer for layer in self.layers.values() if layer.curve is not None]
+        demands = [Demand(layer.curve, layer.width * layer.edges, layer.norm) for layer in known if layer.curve]
+        share_out = greedy if self.setting.allocation == "greedy" else threshold
+        for layer, share in zip(known, share_out(demands, self.setting.budget), strict=True):
+            layer.share = share
+        self.allocated_at = self._clock
+
+    # What it gains ----------------------------------------------------------------------------------------------
+
+    def spent_in_product(self, seconds: float) -> None:
+        self._in_products += seconds
+
+    def _time_step(self) -> None:
+        now = time.perf_counter()
+        if self._began is not None and 1 <= self.passes <= self.setting.warmup:
+            step = now - self._began
+            if step < self.step_seconds:
+                self.step_seconds, self.product_seconds = step, self._in_products
+        self._began, self._in_products = now, 0.0
+
+    @property
+    def product_share(self) -> float | None:
+        """The share of a step that exact backward products take; None before two warm-up passes."""
+        return None if math.isinf(self.step_seconds) else min(1.0, self.product_seconds / self.step_seconds)
+
+    # Checkpoints ------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        layers = {name: layer.state() for name, layer in self.layers.items()}
+        return {"passes": self.passes, "seed": self.seed, "allocated_at": self.allocated_at, "layers": layers}
+
+    def restore(self, found: Mapping[str, Any], policies: Mapping[str, RowSelection]) -> None:
+        """What `state` returned, back in place; `policies` are those of the model's modules by name."""
+        self.passes, self.seed = int(found["passes"]), int(found["seed"])
+        self.allocated_at = None if found["allocated_at"] is None else int(found["allocated_at"])
+        self.layers = {name: policies[name] for name in found["layers"]}
+        for name, layer in self.layers.items():
+            layer.restore(found["layers"][name])

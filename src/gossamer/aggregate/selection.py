@@ -1,0 +1,299 @@
+"""RSC for one module: which rows of the gradient its backward product takes, and for how long.
+
+    exact       dX = A^T dZ = sum over i of A_i^T dZ_i              selected    the sum over i in S alone
+    score_i     = ||A_i||_2 ||dZ_i||_2 = ||A_i^T dZ_i||_F
+
+S holds whole rows, those of largest key that fit into the module's share of the budget (budget.py); the key is the
+score, or score / sqrt(deg), which is the better buy for given work. With D the rows left out
+
+    ||dX - dX_S||_F  <=  sum_D score_i        and  =  sqrt(sum_D score_i^2)  if their products were orthogonal
+
+The second, over ||dX||_F, is the estimated error. With `sample`, row i is kept with p_i = min(1, lambda score_i /
+sqrt(deg_i)) and weighted by 1 / p_i: E[dX_S] = dX with the variance sum of (1/p_i - 1) score_i^2, the least for the
+expected work.
+
+A selection serves `refresh` passes. In its first it masks the product's sources; if the same graph comes again, the
+edges that are kept are copied to a matrix of their own, in their order, and later passes multiply by that.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+import weakref
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..graph import Graph
+from ..ops.csr import Sparse
+from ..ops.quantize_rows import QRows
+from ..ops.random import words
+from ..ops.row_selection import kept_matrix
+from ..ops.spmm import row_sums
+from .budget import Budget, Curve, curve_of
+from .policy import NonzeroRows, Policy, Product, Result, Transposed
+
+if TYPE_CHECKING:
+    from ..state import ModelState
+    from .adjacency import Adjacency
+
+LEAST_ROWS = 10
+SAMPLED_ROWS = 1024
+"""Rows of a result, evenly spaced, from which its norm and the true error are estimated."""
+NONZERO = NonzeroRows()
+
+
+@final
+class RowSelection:
+    """The policy `TopRows` of one module, with what it remembers."""
+
+    def __init__(self, name: str, budget: Budget) -> None:
+        self.name, self.budget = name, budget
+        self.width = self.edges = 0
+        self.share: float | None = None
+        """Of the work of an exact product; None until the first allocation."""
+        self.curve: Curve | None = None
+        self.norm = 0.0
+        self.draws = 0
+        self.kept_work = 1.0
+        self.estimated_error = self.measured_error = math.nan
+        self.at_floor = False
+        """Whether the least number of rows was taken though it is more than the share allows."""
+        self._norms: tuple[Adjacency, Tensor] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the selection."""
+        self._keep: Tensor | None = None
+        self._weight: Tensor | None = None
+        self._graph: tuple[int, ...] | None = None
+        self._drawn_for: float | None = None
+        self._uses = 0
+        self._compact: tuple[weakref.ref[Graph], Sparse] | None = None
+
+    def bound_to(self, name: str, model: ModelState) -> Policy:
+        return self
+
+    def edge_rows(self) -> Tensor | None:
+        return self._keep if self.budget.setting.edge_grad == "sliced" else None
+
+    # A backward product -----------------------------------------------------------------------------------------
+
+    def multiply(
+        self, adjacency: Adjacency, gradient: Tensor | QRows, product: Product[Result], factor: Tensor | None = None
+    ) -> Result:
+        rows = gradient.codes if isinstance(gradient, QRows) else gradient
+        if rows.size(1) == 0 or adjacency.graph.num_edges == 0:
+            return product(Transposed(adjacency.transpose()))
+        self.width, self.edges = rows.size(1), adjacency.graph.num_edges
+        self.budget.enter(self)
+        if self.budget.phase == "exact":
+            self._forget()
+            self.kept_work = 1.0
+            return NONZERO.multiply(adjacency, gradient, product)
+        if self.budget.phase == "warm-up" or self.share is None:
+            self._scores(adjacency, gradient)
+            start = time.perf_counter()
+            out = product(Transposed(adjacency.transpose()))
+            self.budget.spent_in_product(time.perf_counter() - start)
+            self._follow_norm(out, factor)
+            return out
+        if self._is_stale(adjacency.graph):
+            self._draw(adjacency, gradient)
+        out = product(self._transposed(adjacency))
+        self._uses += 1
+        self._follow_norm(out, factor)
+        if self.budget.is_measured:
+            exact = product(Transposed(adjacency.transpose()))
+            self.measured_error = _distance(out, exact)
+            return exact
+        return out
+
+    def _is_stale(self, graph: Graph) -> bool:
+        spent = self._uses >= self.budget.setting.refresh
+        return self._keep is None or spent or self._drawn_for != self.share or self._graph != _fingerprint(graph)
+
+    def _scores(self, adjacency: Adjacency, gradient: Tensor | QRows) -> tuple[Tensor, Tensor]:
+        """Score and key of each row; the curve follows them."""
+        setting, degree = self.budget.setting, adjacency.graph.degree
+        norms = (
+            ops.row_norms_int8(gradient) if isinstance(gradient, QRows) else torch.linalg.vector_norm(gradient, dim=1)
+        )
+        score = norms.float() * self._norms_of(adjacency)
+        per_edge = score * degree.clamp(min=1).float().rsqrt()
+        key = score if setting.rank == "score" and not setting.sample else per_edge
+        found = curve_of(key, degree, score, setting.allocation)
+        self.curve = found if self.curve is None else self.curve.averaged(found)
+        return score, key
+
+    def _norms_of(self, adjacency: Adjacency) -> Tensor:
+        """||A_i||_2 of each destination, without the diagonal; computed once for a fixed matrix."""
+        if self._norms is None or not adjacency.is_same_matrix(self._norms[0]):
+            self._norms = adjacency, row_norms(adjacency)
+        return self._norms[1]
+
+    def _draw(self, adjacency: Adjacency, gradient: Tensor | QRows) -> None:
+        self._forget()
+        score, key = self._scores(adjacency, gradient)
+        degree, edges = adjacency.graph.degree, math.floor((self.share or 0.0) * self.edges)
+        if self.budget.setting.sample:
+            chance = chances(key, degree, edges)
+            keep = _uniform(self.budget.seed, self.name, self.budget.passes, len(key)) < chance
+            self._weight = torch.where(keep, chance.reciprocal(), 0.0)
+        else:
+            keep = ops.top_rows(key, degree, edges)
+        self.at_floor = _fill(keep, key) and self._weight is None
+        left_out = torch.where(keep, 0.0, score).double().square().sum().sqrt()
+        self.estimated_error = float(left_out) / self.norm if self.norm > 0 else math.nan
+        self.kept_work = float(torch.where(keep, degree, 0).sum()) / self.edges
+        self._keep, self._graph, self._drawn_for = keep, _fingerprint(adjacency.graph), self.share
+        self.draws += 1
+
+    def _transposed(self, adjacency: Adjacency) -> Transposed:
+        matrix, keep = adjacency.transpose(), self._keep
+        if self._weight is not None:
+            scale = self._weight if matrix.src_scale is None else self._weight * matrix.src_scale
+            matrix = matrix._replace(src_scale=scale)
+        if adjacency.value is not None or self._uses == 0:  # values that change, or a graph that may not come again
+            return Transposed(matrix, keep)
+        if self._compact is None or self._compact[0]() is not adjacency.graph:
+            self._compact = weakref.ref(adjacency.graph), kept_matrix(matrix, keep)
+        kept = self._compact[1]
+        return Transposed(matrix._replace(rowptr=kept.rowptr, col=kept.col, value=kept.value))
+
+    def _follow_norm(self, out: Any, factor: Tensor | None) -> None:
+        """A running average of ||dX||."""
+        few, times = _some(out, factor)
+        norm = math.sqrt(float(few.double().square().sum()) * times)
+        if math.isfinite(norm):
+            self.norm = norm if self.norm == 0 else (self.norm + norm) / 2
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory of the selection beyond the graph's own."""
+        held = [self._keep, self._weight, *(() if self._compact is None else self._compact[1][:3])]
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
+
+    # Checkpoints ------------------------------------------------------------------------------------------------
+
+    NUMBERS = ("width", "edges", "share", "norm", "draws", "kept_work", "at_floor")
+
+    def state(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in self.NUMBERS}
+        errors = [None if math.isnan(e) else e for e in (self.estimated_error, self.measured_error)]
+        curve = None if self.curve is None else [list(self.curve.work), list(self.curve.kept)]
+        held = {"keep": _written(self._keep), "weight": _written(self._weight), "uses": self._uses}
+        return plain | held | {"errors": errors, "curve": curve, "graph": self._graph, "drawn_for": self._drawn_for}
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        self._forget()
+        for name in self.NUMBERS:
+            setattr(self, name, found[name])
+        self.estimated_error, self.measured_error = (math.nan if e is None else float(e) for e in found["errors"])
+        self.curve = None if found["curve"] is None else Curve(*found["curve"])
+        self._keep, self._weight = _read(found["keep"], np.bool_), _read(found["weight"], np.float32)
+        self._uses, self._drawn_for = int(found["uses"]), found["drawn_for"]
+        self._graph = None if found["graph"] is None else tuple(found["graph"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_compact": None, "_norms": None}  # what can be made again; weak references are no copy
+
+
+def chances(key: Tensor, cost: Tensor, work: int) -> Tensor:
+    """p = min(1, lambda key) such that the expected cost of what is kept is `work`, or all that has a key is kept."""
+    key = torch.where(key.isfinite(), key, torch.inf)
+    sure = key == torch.inf
+    spread = torch.where(sure, 0.0, key.double() * cost)
+    left = work - float(torch.where(sure, cost, 0).sum())
+    chance = sure.double()
+    for _ in range(64):  # each round finds rows whose chance would exceed 1; few are needed
+        total = float(torch.where(sure, 0.0, spread).sum())
+        if left <= 0 or total == 0:
+            break
+        chance = torch.where(sure, 1.0, torch.where(sure, 0.0, key.double()) * (left / total))
+        more = (chance > 1) & ~sure
+        if not bool(more.any()):
+            break
+        sure = sure | more
+        left = work - float(torch.where(sure, cost, 0).sum())
+        chance = sure.double()
+    return chance.clamp(max=1).float()
+
+
+def _fill(keep: Tensor, key: Tensor) -> bool:
+    """Add the best rows to a selection of too few; whether that was needed."""
+    least = min(LEAST_ROWS, int((key > 0).sum()))
+    if int(keep.sum()) >= least:
+        return False
+    keep[torch.argsort(key, descending=True, stable=True)[:least]] = True
+    return True
+
+
+def row_norms(adjacency: Adjacency) -> Tensor:
+    """||A_i||_2 of each destination, without the diagonal."""
+    a = adjacency.matrix()
+    squares = [None if t is None else t.detach().float().square() for t in (a.value, a.src_scale)]
+    sums = row_sums(Sparse(a.rowptr, a.col, *squares), torch.ones(adjacency.graph.num_src, 1)).squeeze(1).sqrt()
+    return sums if a.dst_scale is None else sums * a.dst_scale.abs()
+
+
+def _fingerprint(graph: Graph) -> tuple[int, ...]:
+    """Sizes, and a checksum of some entries: equal graphs share a selection, also after a checkpoint."""
+
+    def checksum() -> tuple[int, ...]:
+        some = [t[:: max(1, t.numel() // 2048)].contiguous().numpy().tobytes() for t in (graph.rowptr, graph.col)]
+        return graph.num_src, graph.num_dst, graph.num_edges, zlib.crc32(some[1], zlib.crc32(some[0]))
+
+    return graph.derived("fingerprint", checksum)
+
+
+def _uniform(seed: int, name: str, number: int, rows: int) -> Tensor:
+    """[0, 1), one number for each row, of this module and this pass."""
+    mixed = (seed + zlib.crc32(name.encode()) * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % 2**63
+    return (words(mixed, torch.arange(rows)) >> 8).float() * 2.0**-24
+
+
+def _some(out: Any, factor: Tensor | None = None) -> tuple[Tensor, float]:
+    """Evenly spaced rows of a result in float32, and how many rows each stands for."""
+    rows = out.codes if isinstance(out, QRows) else out
+    picked = slice(None, None, max(1, rows.size(0) // SAMPLED_ROWS))
+    few = rows[picked]
+    if isinstance(out, QRows):
+        few = ops.dequantize_rows(few.contiguous(), out.scale[picked].contiguous())
+    few = few if factor is None else few / factor
+    return few, rows.size(0) / max(1, few.size(0))
+
+
+def _distance(out: Any, exact: Any) -> float:
+    """||out - exact|| / ||exact|| of some rows."""
+    (got, _), (want, _) = _some(out), _some(exact)
+    size = float(torch.linalg.vector_norm(want.double()))
+    return float(torch.linalg.vector_norm((got - want).double())) / size if size > 0 else math.nan
+
+
+def _written(tensor: Tensor | None) -> str | None:
+    """A tensor as text; truth values take a bit each before they are compressed."""
+    if tensor is None:
+        return None
+    data = tensor.numpy()
+    packed = np.packbits(data) if data.dtype == np.bool_ else data
+    return f"{data.size}:{base64.b64encode(zlib.compress(packed.tobytes())).decode()}"
+
+
+def _read(text: str | None, dtype: Any) -> Tensor | None:
+    if text is None:
+        return None
+    size, data = text.split(":")
+    raw = zlib.decompress(base64.b64decode(data))
+    if dtype is np.bool_:
+        found = np.unpackbits(np.frombuffer(raw, np.uint8), count=int(size)).astype(np.bool_)
+    else:
+        found = np.frombuffer(raw, dtype).copy()
+    return torch.from_numpy(found)
