@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import gossamer
+from support.processes import run_python
 
 ROOT = Path(gossamer.__file__).parent
 
@@ -112,3 +113,19 @@ finally:
     pass
 """
     assert [each.names[0].name for each in statements(ast.parse(source))] == ["a", "b", "c"]
+
+
+def test_the_compiler_of_torch_is_not_imported():
+    """It takes as long as torch itself. Nor is it by a block that refuses to be entered in compiled code."""
+    code = """
+import sys
+import torch
+by_torch = "torch._dynamo" in sys.modules
+import gossamer as gs
+print("torch._dynamo" in sys.modules and not by_torch)
+with gs.compressed_activations(gs.Blockwise(bits=2)):
+    pass
+print("torch._dynamo" in sys.modules and not by_torch)
+"""
+    result = run_python(code)
+    assert result.stdout.split() == ["False", "False"], result.stderr

@@ -38,8 +38,6 @@ from .quantize_rows import QRows
 from .sddmm_int8 import check_dots, sddmm_int8
 from .spmm_int8 import int8_sum
 
-Result4 = tuple[Tensor, Tensor, Tensor, Tensor]
-
 
 @structure
 class HeadRows(NamedTuple):
@@ -82,17 +80,35 @@ int8_linear_heads = define(
 )
 
 
-def _check_attention(
-    rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
-    drop: float, h: Tensor, h_scale: Tensor,
-) -> None:  # fmt: skip
-    _checks.dtype_of("a_src", a_src, (torch.float32,))
-    gat_attention_op.check(rowptr, col, a_src, a_dst, a_edge, slope, None, None)
-    check_probability(drop, "drop")
-    _check_rows("h", h, h_scale, a_src.size(0), a_src.size(1))
+@structure
+class GatAttention(NamedTuple):
+    """What the weights of edges are computed from: terms of logits, slope of leaky, probability and seed of dropout."""
+
+    a_src: Tensor
+    a_dst: Tensor | None
+    a_edge: Tensor | None
+    slope: float
+    drop: float
+    seed: int
+
+    @property
+    def heads(self) -> int:
+        return self.a_src.size(1)
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """Dropout of what edges have, in the order of the graph; by the definition."""
+        return x if self.drop == 0 else dropout_op.reference(x, self.drop, self.seed)
 
 
-def _check_rows(name: str, codes: Tensor, scale: Tensor, count: int, heads: int) -> None:
+def _check_attention(rowptr: Tensor, col: Tensor, a: GatAttention, h: QRows) -> None:
+    _checks.dtype_of("a_src", a.a_src, (torch.float32,))
+    gat_attention_op.check(rowptr, col, a.a_src, a.a_dst, a.a_edge, a.slope, None, None)
+    check_probability(a.drop, "drop")
+    _check_rows("h", h, a.a_src.size(0), a.heads)
+
+
+def _check_rows(name: str, rows: QRows, count: int, heads: int) -> None:
+    codes, scale = rows
     _checks.dtype_of(name, codes, (torch.int8,))
     _checks.shape_of(name, codes, (count, None), f"[{count}, columns]")
     _checks.dtype_of(f"{name}_scale", scale, (torch.float32,))
@@ -101,18 +117,20 @@ def _check_rows(name: str, codes: Tensor, scale: Tensor, count: int, heads: int)
         raise ValueError(f"`a_src` must have heads that divide the {codes.size(1)} columns of `{name}` (got {heads})")
 
 
-def _check_sum(
-    rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
-    drop: float, seed: int, h: Tensor, h_scale: Tensor, bias: Tensor | None,
-) -> None:  # fmt: skip
-    _check_attention(rowptr, col, a_src, a_dst, a_edge, slope, drop, h, h_scale)
+@structure
+class GatSum(NamedTuple):
+    """The sums, and log_sums by head."""
+
+    out: Tensor
+    log_sums: Tensor
+
+
+def _check_sum(rowptr: Tensor, col: Tensor, a: GatAttention, h: QRows, bias: Tensor | None) -> None:
+    _check_attention(rowptr, col, a, h)
     if bias is not None:
+        columns = h.codes.size(1)
         _checks.dtype_of("bias", bias, (torch.float32,))
-        _checks.shape_of("bias", bias, (h.size(1),), f"[{h.size(1)}], one number per column")
-
-
-def _dropped(x: Tensor, drop: float, seed: int) -> Tensor:
-    return x if drop == 0 else dropout_op.reference(x, drop, seed)
+        _checks.shape_of("bias", bias, (columns,), f"[{columns}], one number per column")
 
 
 def _log_sums(rowptr: Tensor, logits: Tensor) -> Tensor:
@@ -125,117 +143,116 @@ def _log_sums(rowptr: Tensor, logits: Tensor) -> Tensor:
     return torch.where(sums == 0, torch.inf, top + sums.log())
 
 
-def _sum(
-    rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
-    drop: float, seed: int, h: Tensor, h_scale: Tensor, bias: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    p = gat_attention_op.reference(rowptr, col, a_src, a_dst, a_edge, slope, None, None)
-    out = int8_sum(Sparse(rowptr, col, _dropped(p, drop, seed)), QRows(h, h_scale), bias)
-    return out, _log_sums(rowptr, leaky(gat_sums(rowptr, col, a_src, a_dst, a_edge), slope))
+def _sum(rowptr: Tensor, col: Tensor, a: GatAttention, h: QRows, bias: Tensor | None) -> GatSum:
+    p = gat_attention_op.reference(rowptr, col, a.a_src, a.a_dst, a.a_edge, a.slope, None, None)
+    out = int8_sum(Sparse(rowptr, col, a.dropped(p)), h, bias)
+    return GatSum(out, _log_sums(rowptr, leaky(gat_sums(rowptr, col, a.a_src, a.a_dst, a.a_edge), a.slope)))
+
+
+def _sum_fake(rowptr: Tensor, col: Tensor, a: GatAttention, h: QRows, bias: Tensor | None) -> GatSum:
+    nodes = rowptr.size(0) - 1
+    return GatSum(a.a_src.new_empty(nodes, h.codes.size(1)), a.a_src.new_empty(nodes, a.heads))
 
 
 gat_sum_int8 = define(
-    "gat_sum_int8(Tensor rowptr, Tensor col, Tensor a_src, Tensor? a_dst, Tensor? a_edge, float slope, float drop, "
-    "int seed, Tensor h, Tensor h_scale, Tensor? bias) -> (Tensor, Tensor)",
+    "gat_sum_int8(Tensor rowptr, Tensor col, GatAttention, QRows h, Tensor? bias) -> GatSum",
     check=_check_sum,
     reference=_sum,
-    fake=lambda rowptr, col, a_src, a_dst, a_edge, slope, drop, seed, h, *rest: (
-        a_src.new_empty(rowptr.size(0) - 1, h.size(1)),
-        a_src.new_empty(rowptr.size(0) - 1, a_src.size(1)),
-    ),
+    fake=_sum_fake,
 )
 
 
-def _check_dots(
-    rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
-    drop: float, seed: int, h: Tensor, h_scale: Tensor, g: Tensor, g_scale: Tensor,
-) -> None:  # fmt: skip
-    _check_attention(rowptr, col, a_src, a_dst, a_edge, slope, drop, h, h_scale)
-    check_dots(rowptr, col, g, g_scale, h, h_scale, a_src.size(1), "g", "h")
+def _check_dots(rowptr: Tensor, col: Tensor, a: GatAttention, h: QRows, g: QRows) -> None:
+    _check_attention(rowptr, col, a, h)
+    check_dots(rowptr, col, g, h, a.heads, "g", "h")
 
 
-def _dots(
-    rowptr: Tensor, col: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float,
-    drop: float, seed: int, h: Tensor, h_scale: Tensor, g: Tensor, g_scale: Tensor,
-) -> Tensor:  # fmt: skip
-    out, _ = _sum(rowptr, col, a_src, a_dst, a_edge, slope, drop, seed, h, h_scale, None)
-    return head_products(g, g_scale, out, a_src.size(1))
+def _dots(rowptr: Tensor, col: Tensor, a: GatAttention, h: QRows, g: QRows) -> Tensor:
+    return head_products(g.codes, g.scale, _sum(rowptr, col, a, h, None).out, a.heads)
 
 
 gat_dots_int8 = define(
-    "gat_dots_int8(Tensor rowptr, Tensor col, Tensor a_src, Tensor? a_dst, Tensor? a_edge, float slope, float drop, "
-    "int seed, Tensor h, Tensor h_scale, Tensor g, Tensor g_scale) -> Tensor",
+    "gat_dots_int8(Tensor rowptr, Tensor col, GatAttention, QRows h, QRows g) -> Tensor",
     check=_check_dots,
     reference=_dots,
-    fake=lambda rowptr, col, a_src, *rest: a_src.new_empty(rowptr.size(0) - 1, a_src.size(1)),
+    fake=lambda rowptr, col, a, h, g: a.a_src.new_empty(rowptr.size(0) - 1, a.heads),
 )
 
 
+@structure
+class GatGradient(NamedTuple):
+    """dh as floats with no scales, or with `rows` codes and scales of dh * factor; da_src; ds."""
+
+    dh: Tensor
+    scale: Tensor
+    da_src: Tensor
+    ds: Tensor
+
+    @property
+    def rows(self) -> QRows:
+        return QRows(self.dh, self.scale)
+
+
 def _check_backward(
-    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None,
-    slope: float, drop: float, seed: int, log_sums: Tensor, dots: Tensor, g: Tensor, g_scale: Tensor, h: Tensor,
-    h_scale: Tensor, rows: bool, factor: Tensor | None, noise: int | None,
+    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a: GatAttention, log_sums: Tensor, dots: Tensor, g: QRows,
+    h: QRows, rows: bool, factor: Tensor | None, noise: int | None,
 ) -> None:  # fmt: skip
-    _checks.shape_of("a_src", a_src, (None, None), "[num_src, heads]")
-    nodes, heads = a_src.shape
-    _checks.shape_of("g", g, (None, None), "[num_dst, columns]")
-    _checks.csr(t_rowptr, t_col, g.size(0), "t_")
+    _checks.shape_of("a_src", a.a_src, (None, None), "[num_src, heads]")
+    nodes, heads = a.a_src.shape
+    _checks.shape_of("g", g.codes, (None, None), "[num_dst, columns]")
+    num_dst, num_edges = g.codes.size(0), t_col.numel()
+    _checks.csr(t_rowptr, t_col, num_dst, "t_")
     _checks.shape_of("t_rowptr", t_rowptr, (nodes + 1,), f"[{nodes + 1}], as `a_src` has {nodes} rows")
-    _checks.permutation("t_perm", t_perm, t_col.numel())
-    given = (g.size(0), heads)
-    for name, tensor, shape in (
-        ("a_src", a_src, (nodes, heads)), ("a_dst", a_dst, given), ("a_edge", a_edge, (t_col.numel(), heads)),
-        ("log_sums", log_sums, given), ("dots", dots, given),
+    _checks.permutation("t_perm", t_perm, num_edges)
+    for name, tensor, count in (
+        ("a_src", a.a_src, nodes), ("a_dst", a.a_dst, num_dst), ("a_edge", a.a_edge, num_edges),
+        ("log_sums", log_sums, num_dst), ("dots", dots, num_dst),
     ):  # fmt: skip
         if tensor is not None:
             _checks.dtype_of(name, tensor, (torch.float32,))
-            _checks.shape_of(name, tensor, shape, str(list(shape)))
-    check_slope(slope)
-    check_probability(drop, "drop")
-    _check_rows("h", h, h_scale, nodes, heads)
-    _check_rows("g", g, g_scale, g.size(0), heads)
-    _checks.shape_of("g", g, (None, h.size(1)), f"[num_dst, {h.size(1)}], the columns of `h`")
-    check_dots(t_rowptr, t_col, h, h_scale, g, g_scale, heads, "h", "g")
-    check_factor(factor, g.size(1))
+            _checks.shape_of(name, tensor, (count, heads), f"[{count}, {heads}]")
+    check_slope(a.slope)
+    check_probability(a.drop, "drop")
+    _check_rows("h", h, nodes, heads)
+    _check_rows("g", g, num_dst, heads)
+    columns = h.codes.size(1)
+    _checks.shape_of("g", g.codes, (None, columns), f"[num_dst, {columns}], the columns of `h`")
+    check_dots(t_rowptr, t_col, h, g, heads, "h", "g")
+    check_factor(factor, columns)
 
 
 def _backward(
-    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None,
-    slope: float, drop: float, seed: int, log_sums: Tensor, dots: Tensor, g: Tensor, g_scale: Tensor, h: Tensor,
-    h_scale: Tensor, rows: bool, factor: Tensor | None, noise: int | None,
-) -> Result4:  # fmt: skip
+    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a: GatAttention, log_sums: Tensor, dots: Tensor, g: QRows,
+    h: QRows, rows: bool, factor: Tensor | None, noise: int | None,
+) -> GatGradient:  # fmt: skip
     def placed(x: Tensor) -> Tensor:  # what transposed edges have, in the order of the graph
         return torch.empty_like(x).index_copy(0, t_perm, x)
 
-    dst, heads = t_col.long(), a_src.size(1)
-    s = a_src[row_of_edge(t_rowptr)]
-    s = s if a_dst is None else s + a_dst[dst]
-    s = s if a_edge is None else s + a_edge[t_perm]
-    p = placed((leaky(s, slope) - log_sums[dst]).exp())
-    dp = _dropped(placed(sddmm_int8.reference(t_rowptr, t_col, h, h_scale, g, g_scale, heads)), drop, seed)
-    ds = p * (dp - placed(dots[dst])) * placed(leaky_derivative(s, slope))
-    w = _dropped(p, drop, seed)[t_perm]
-    dh = int8_sum(Sparse(t_rowptr, t_col, w), QRows(g, g_scale))
-    written = rounded(dh, factor, noise) if rows else (dh, g_scale.new_empty(0))
-    return *written, sums_of_edges(t_rowptr, t_perm, ds), ds
+    dst = t_col.long()
+    s = a.a_src[row_of_edge(t_rowptr)]
+    s = s if a.a_dst is None else s + a.a_dst[dst]
+    s = s if a.a_edge is None else s + a.a_edge[t_perm]
+    p = placed((leaky(s, a.slope) - log_sums[dst]).exp())
+    dp = a.dropped(placed(sddmm_int8.reference(t_rowptr, t_col, h, g, a.heads)))
+    ds = p * (dp - placed(dots[dst])) * placed(leaky_derivative(s, a.slope))
+    dh = int8_sum(Sparse(t_rowptr, t_col, a.dropped(p)[t_perm]), g)
+    written = rounded(dh, factor, noise) if rows else (dh, g.scale.new_empty(0))
+    return GatGradient(*written, sums_of_edges(t_rowptr, t_perm, ds), ds)
 
 
 def _backward_fake(
-    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None,
-    slope: float, drop: float, seed: int, log_sums: Tensor, dots: Tensor, g: Tensor, g_scale: Tensor, h: Tensor,
-    h_scale: Tensor, rows: bool, factor: Tensor | None, noise: int | None,
-) -> Result4:  # fmt: skip
-    dh = g_scale.new_empty(h.shape)
-    written = empty_rows(dh) if rows else (dh, g_scale.new_empty(0))
-    return *written, torch.empty_like(a_src), a_src.new_empty(t_col.size(0), a_src.size(1))
+    t_rowptr: Tensor, t_col: Tensor, t_perm: Tensor, a: GatAttention, log_sums: Tensor, dots: Tensor, g: QRows,
+    h: QRows, rows: bool, factor: Tensor | None, noise: int | None,
+) -> GatGradient:  # fmt: skip
+    dh = g.scale.new_empty(h.codes.shape)
+    written = empty_rows(dh) if rows else (dh, g.scale.new_empty(0))
+    return GatGradient(*written, torch.empty_like(a.a_src), a.a_src.new_empty(t_col.size(0), a.heads))
 
 
 gat_backward_int8 = define(
-    "gat_backward_int8(Tensor t_rowptr, Tensor t_col, Tensor t_perm, Tensor a_src, Tensor? a_dst, Tensor? a_edge, "
-    "float slope, float drop, int seed, Tensor log_sums, Tensor dots, Tensor g, Tensor g_scale, Tensor h, "
-    "Tensor h_scale, bool rows, Tensor? factor, int? noise) -> (Tensor, Tensor, Tensor, Tensor)",
+    "gat_backward_int8(Tensor t_rowptr, Tensor t_col, Tensor t_perm, GatAttention, Tensor log_sums, Tensor dots, "
+    "QRows g, QRows h, bool rows, Tensor? factor, int? noise) -> GatGradient",
     check=_check_backward,
     reference=_backward,
     fake=_backward_fake,
 )
-"""dh as floats with no scales, or with `rows` codes and scales of dh * factor; da_src; ds."""

@@ -1,12 +1,10 @@
-"""The account of a block of compressed activations, and the refusal to enter one in compiled code."""
+"""The account of a block of compressed activations."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 
@@ -48,18 +46,3 @@ class Account:
                 "other saved-tensor hooks were active (checkpointing, save_on_cpu, gs.measure.kept) and took precedence"
             )
         return "\n".join(lines)
-
-
-@torch.compiler.disable
-def refuse_when_compiled() -> None:
-    """Raise if called from a compiled function, which would trace the block itself. Found by walking the stack."""
-    frame = sys._getframe(2)  # past the wrapper that keeps dynamo out of this function
-    while frame is not None:
-        if frame.f_code.co_filename == torch._dynamo.eval_frame.__file__:
-            if frame.f_code.co_name == "compile_wrapper":
-                raise RuntimeError(
-                    "`compressed_activations` must not be entered in a function that torch.compile compiles: compile "
-                    "the model that runs in the block instead, or mark the function with torch.compiler.disable"
-                )
-            return  # kept out by torch.compiler.disable
-        frame = frame.f_back  # type: ignore[assignment]

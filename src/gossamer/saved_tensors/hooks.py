@@ -30,6 +30,7 @@ import contextlib
 import dataclasses
 import functools
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +43,7 @@ from ..codecs import Codec
 from ..engine.saved.policy import LEAST, saving_of
 from ..state.location import layer_here
 from . import slopes
-from .account import Account, refuse_when_compiled
+from .account import Account
 from .codes import Bits, Coded, Shelf, Storages, restore, share_memory
 from .rules import Form, form_of, is_parameter, is_plain, nodes_since, saved_names
 
@@ -58,7 +59,10 @@ def compressed_activations(codec: Codec, least: int = LEAST) -> contextlib._Gene
         raise TypeError(f"`codec` must be a codec such as gs.Blockwise(bits=4) (got {codec!r})")
     if not isinstance(least, int) or least < 1:
         raise ValueError(f"`least` must be a positive number of elements (got {least!r})")
-    refuse_when_compiled()
+    if "torch._dynamo" in sys.modules:  # else nothing is compiled
+        from .compiled import refuse_when_compiled
+
+        refuse_when_compiled()
     return _block(codec, least)
 
 

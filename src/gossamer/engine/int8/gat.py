@@ -38,6 +38,7 @@ from ...aggregate import Edges
 from ...graph import Graph
 from ...ops.attention import edge_sums
 from ...ops.csr import Sparse
+from ...ops.gat_int8 import GatAttention
 from ...ops.quantize_rows import QRows
 from ...ops.spmm_int8 import spmm_int8_op
 from ...state.location import layer_here
@@ -59,10 +60,10 @@ class Setting(NamedTuple):
     drop: tuple[float, int] | None
     int8: Int8
 
-    @property
-    def numbers(self) -> tuple[float, float, int]:
-        """Slope, probability and seed."""
-        return self.slope, *(self.drop or (0.0, 0))
+    def attention(self, a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None) -> GatAttention:
+        """What the weights of edges are computed from, given the terms of their logits."""
+        drop, seed = self.drop or (0.0, 0)
+        return GatAttention(a_src, a_dst, a_edge, self.slope, drop, seed)
 
     def dropped(self, p: Tensor) -> Tensor:
         """Dropout of what edges have; the gradient of that, too."""
@@ -80,14 +81,14 @@ def gat_sum(
     """
     projected = isinstance(h_src, QTensor)
     rows = rows_of(h_src, setting)
-    a_src, a_dst = terms[0].contiguous(), None if terms[1] is None else terms[1].contiguous()  # maybe parts of one
+    a_src, a_dst, a_edge = terms
+    a_src, a_dst = a_src.contiguous(), None if a_dst is None else a_dst.contiguous()  # maybe parts of one
     if edges is None:
-        given = (a_src, a_dst, terms[2], *setting.numbers)
-        return ops.gat_sum_int8(graph.rowptr, graph.col, *given, *rows, bias)[0]
+        return ops.gat_sum_int8(graph.rowptr, graph.col, setting.attention(a_src, a_dst, a_edge), rows, bias).out
     other = None if h_dst is h_src else h_dst
     att_src, att_dst = (None, None) if projected else atts
     asked = request_of(h_src) if projected else None
-    inputs = (h_src, other, att_src, None if h_dst is None else att_dst, a_src, a_dst, terms[2], bias)
+    inputs = (h_src, other, att_src, None if h_dst is None else att_dst, a_src, a_dst, a_edge, bias)
     return _Int8Gat.apply(*inputs, graph, edges, setting, rows, asked)
 
 
@@ -175,14 +176,14 @@ class _Int8Gat(torch.autograd.Function):
         a_dst: Tensor | None, a_edge: Tensor | None, bias: Tensor | None, graph: Graph, edges: Edges,
         setting: Setting, rows: QRows, asked: Request | None,
     ) -> Tensor:  # fmt: skip
-        terms = (a_src, a_dst, a_edge)
-        out, log_sums = ops.gat_sum_int8(graph.rowptr, graph.col, *terms, *setting.numbers, *rows, bias)
+        attention = setting.attention(a_src, a_dst, a_edge)
+        out, log_sums = ops.gat_sum_int8(graph.rowptr, graph.col, attention, rows, bias)
         ctx.edges, ctx.apart, ctx.asked, needs = edges, h_dst is not None, asked, _Inputs.needs(ctx)
         request = prepare(ctx, rows, setting, any(needs._replace(bias=False)))
         if ctx.needs_rows:
             request.ask_for_dots(a_src.size(1), None if bias is None else bias.detach().clone())
             other = quantised(h_dst, setting.int8) if h_dst is not None and needs.att_dst else (None, None)
-            ctx.save_for_backward(*_Saved(*terms, att_src, att_dst, log_sums, *rows, *other))
+            ctx.save_for_backward(*_Saved(a_src, a_dst, a_edge, att_src, att_dst, log_sums, *rows, *other))
         return out
 
     @staticmethod
@@ -197,17 +198,18 @@ class _Int8Gat(torch.autograd.Function):
 def _gradients(ctx: Any, needs: _Inputs, received: Received) -> _Inputs:
     edges, setting, saved, g, dots = ctx.edges, ctx.setting, _Saved(*ctx.saved_tensors), received.rows, received.dots
     assert g is not None
-    h, terms = QRows(saved.codes, saved.scale), (saved.a_src, saved.a_dst, saved.a_edge)
+    h, attention = QRows(saved.codes, saved.scale), setting.attention(saved.a_src, saved.a_dst, saved.a_edge)
     if dots is None:
-        dots = ops.gat_dots_int8(edges.rowptr, edges.col, *terms, *setting.numbers, *h, *g)
-    given = (edges.t_rowptr, edges.t_col, edges.t_perm, *terms, *setting.numbers, saved.log_sums, dots, *g, *h)
+        dots = ops.gat_dots_int8(edges.rowptr, edges.col, attention, h, g)
+    given = (edges.t_rowptr, edges.t_col, edges.t_perm, attention, saved.log_sums, dots, g, h)
     name, factor = (None, None) if ctx.asked is None else next(iter(ctx.asked.factors.items()))
     to = (False, None, None) if ctx.asked is None else (True, factor, ctx.asked.seeds[name])
-    dh, scale, da_src, ds = ops.gat_backward_int8(*given, *to)
-    da_dst = None if saved.a_dst is None else edge_sums(edges.rowptr, None, ds)
-    da_edge = ds if needs.a_edge else None
+    grad = ops.gat_backward_int8(*given, *to)
+    dh, da_src = grad.dh, grad.da_src
+    da_dst = None if saved.a_dst is None else edge_sums(edges.rowptr, None, grad.ds)
+    da_edge = grad.ds if needs.a_edge else None
     if ctx.asked is not None:
-        dh = QGradient({name: QRows(dh, scale)}, ctx.asked.factors, ctx.asked, scale.new_empty(0), None)
+        dh = QGradient({name: grad.rows}, ctx.asked.factors, ctx.asked, grad.scale.new_empty(0), None)
     if saved.att_src is None:  # a projection, which gets the gradients of the terms
         return _Inputs(dh if needs.h_src else None, a_src=da_src, a_dst=da_dst, a_edge=da_edge)
     by_head = dh.view(len(dh), da_src.size(1), -1).addcmul_(da_src.unsqueeze(2), saved.att_src)

@@ -90,7 +90,7 @@ def _gradients(ctx: Any, received: Received, needs_src: bool) -> tuple[Tensor, T
     p, h = saved.p, saved.rows[0]
     decoded = [ops.dequantize_rows(*rows) for rows in saved.rows]
     given = (edges.rowptr, edges.col, decoded[0], decoded[-1], saved.att.contiguous(), setting.slope)
-    dp = setting.dropped(ops.sddmm_int8(edges.rowptr, edges.col, *g, *h, p.size(1)))
+    dp = setting.dropped(ops.sddmm_int8(edges.rowptr, edges.col, g, h, p.size(1)))
     dlogits = edge_softmax_backward(edges.rowptr, p, dp)
     dh_src, dh_dst, datt = gatv2_backward(*given, edges.t_rowptr, edges.t_col, edges.t_perm, dlogits)
     if len(decoded) == 1:
