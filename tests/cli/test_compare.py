@@ -52,6 +52,13 @@ def test_table_and_files() -> None:
     assert json.loads(Path("compare/digits/comparison.json").read_text())["settings"]["epochs"] == 2
 
 
+def test_a_set_with_many_labels() -> None:
+    shown = run("yelp-like", "--scale", "0.001", *QUICK).stdout
+    assert "micro-F1" in shown.split("variant")[0], "unbroken in the head of the table"
+    assert "at the same micro-F1 (60.0 against 60.0, one seed)" in shown
+    assert "Micro-F1 against memory" in Path("compare/yelp-like/comparison.html").read_text()
+
+
 def test_json_and_nothing_else() -> None:
     result = run("digits", *QUICK, "--json", "--out", "here", "--baselines", "csr", "--threads", "1")
     found = json.loads(result.stdout)

@@ -65,6 +65,12 @@ def test_json_on_standard_output_of_a_real_process() -> None:
     assert "4/4" in done.stderr
 
 
+def test_a_set_with_many_labels() -> None:
+    text = run("yelp-like", "--scale", "0.001", *SMALL)
+    assert text.startswith("yelp-like: test micro-F1 0.")
+    assert json.loads(run("yelp-like", "--scale", "0.001", *SMALL, "--json"))["metric"] == "micro_f1"
+
+
 def test_resuming_goes_further_and_gives_the_same(tmp_path: Path) -> None:
     out = ("--out", str(tmp_path / "run"), "--json")
     run("digits", *SMALL, *out)

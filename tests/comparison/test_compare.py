@@ -134,6 +134,21 @@ def test_a_run_has_all_figures(name: str, variant: Variant) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("variant", [BASE, FAST, OURS])
+def test_a_run_on_many_labels(variant: Variant) -> None:
+    settings = settings_for(dataset="yelp-like", scale=0.001)
+    facts = examine(settings)
+    assert (facts["task"], facts["metric"], facts["higher_is_better"]) == ("node multilabel", "micro_f1", True)
+    assert facts["classes"] == 100
+    found = worker.run(Job(settings, variant, seed=0))
+    assert 0 < found["test"] < 1 and found["kept_bytes"] > 0 and found["error"] is None
+
+
+def test_the_toy_has_many_labels_where_the_dataset_has() -> None:
+    assert toy_nodes(multilabel=True).y.tolist() == [[1, 0], [0, 1]] * 6
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_run_on_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "load", lambda *named: toy_graphs())
     monkeypatch.setattr(worker, "is_graph_level", lambda name: True)

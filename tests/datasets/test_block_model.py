@@ -22,6 +22,8 @@ SMALL = {"num_nodes": 400, "num_edges": 1000, "num_features": 4, "num_classes": 
         ({"split": (0.5, 0.5, 0.5)}, r"`split` must be three shares"),
         ({"homophily": 0.99}, r"`homophily` must lie between .* and .* \(got 0.99\); a smaller `confusion`"),
         ({"homophily": -0.1}, r"`homophily` must lie between"),
+        ({"labels": 0}, r"`labels` must be an integer of at least 1, or None for one class per node \(got 0\)"),
+        ({"labels": 2.5}, r"`labels` must be an integer of at least 1, .*\(got 2.5\)"),
     ],
 )
 def test_every_parameter_is_checked(change, message):
@@ -54,6 +56,11 @@ def test_classes_fill_the_nodes_and_get_smaller():
     sizes = model.class_bounds[1:] - model.class_bounds[:-1]
     assert sizes.sum() == 1000 and sizes.min() >= 2
     assert sizes[0] > sizes[5] > sizes[19]
+
+
+@pytest.mark.parametrize(("num_classes", "count"), [(2, 1), (5, 1), (10, 2), (40, 8)])
+def test_a_binary_label_is_typical_of_a_fifth_of_the_classes_and_never_of_all(num_classes, count):
+    assert BlockModel(**{**SMALL, "num_classes": num_classes}, labels=3).classes_per_label == count
 
 
 def test_edges_are_counted_in_both_directions_unless_directed():

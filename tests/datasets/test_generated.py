@@ -10,7 +10,10 @@ def test_named_sizes_are_those_of_the_sets_they_stand_for():
     sizes = {info.name: (info.nodes, info.edges, info.features, info.classes) for info in generated.infos()}
     assert sizes["arxiv-like"] == (169_343, 2 * 1_166_243, 128, 40)
     assert sizes["products-like"] == (2_449_029, 2 * 61_859_140, 100, 47)
+    assert sizes["yelp-like"] == (716_847, 2 * 6_977_410, 300, 100)
     assert sizes["papers-like"] == (111_059_956, 1_615_685_872, 128, 172)
+    tasks = {info.name: info.task for info in generated.infos()}
+    assert tasks["arxiv-like"] == "node multiclass" and tasks["yelp-like"] == "node multilabel"
 
 
 def test_small_scales_are_made_in_memory(tmp_path):
@@ -19,6 +22,36 @@ def test_small_scales_are_made_in_memory(tmp_path):
     papers = load("papers-like", scale=0.0001)
     assert papers.num_edges == 161_569 and papers.is_directed()
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "labels"),
+    [
+        ("yelp-like", {"scale": 0.001}, 100),
+        ("yelp-like", {"scale": 0.001, "labels": 3}, 3),
+        ("arxiv-like", {"scale": 0.01, "labels": 12}, 12),
+        ("powerlaw", {"num_nodes": 100, "num_edges": 200, "num_features": 3, "num_classes": 2, "labels": 1}, 1),
+    ],
+)
+def test_sets_with_many_labels(name, options, labels):
+    data = load(name, **options)
+    assert data.y.shape == (data.num_nodes, labels)
+    assert (data.name, data.task, data.num_classes) == (name, "node multilabel", labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "labels"),
+    [
+        ("arxiv-like", {"scale": 0.01, "labels": 12, "stored": True}, 12),
+        ("yelp-like", {"scale": 0.001, "stored": True}, 100),
+        ("products-like", {"labels": 7}, 7),
+    ],
+)
+def test_many_labels_are_not_stored(tmp_path, name, options, labels):
+    message = rf"`labels` must be None .* on disk \(got {labels}\); .*`stored=False` or a smaller `scale`"
+    with pytest.raises(ValueError, match=message):
+        load(name, **options, root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stored_graph_is_made_once(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 
 from gossamer.datasets import DatasetUnavailable, load, ogb_sets
 from gossamer.datasets.pyg_data import make_data
+from gossamer.training.tasks import task_of
 
 
 def install(monkeypatch, dataset) -> None:
@@ -61,6 +62,9 @@ def test_features_of_edges_become_features_of_nodes(monkeypatch):
     data = load("ogbn-proteins")
     assert data.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
     assert data.y.dtype == torch.float32 and data.num_classes == 112
+    assert data.task == "node multilabel (ROC AUC)" and task_of(data).metric == "roc_auc"
+    note = {info.name: info.note for info in ogb_sets.infos()}["ogbn-proteins"]
+    assert note == "downloaded by the package ogb; a node's features are the mean of its edges' attributes"
 
 
 def test_no_network(monkeypatch, tmp_path):

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gossamer.datasets import BlockModel
+from gossamer.datasets.block_model import LABEL_IF_TYPICAL, LABEL_OTHERWISE
 from gossamer.datasets.planted import Planted
 
 MODEL = BlockModel(num_nodes=2000, num_edges=6000, num_features=8, num_classes=5)
@@ -67,6 +70,22 @@ def test_features_have_unit_variance_and_class_means():
     for c in range(2):
         mean = x[planted.class_of == c].mean(0) * np.sqrt(1 + model.noise**2)
         assert np.abs(mean - planted.means[c]).max() < 0.25  # noise 2 over 1,600 nodes: 5 standard deviations
+
+
+def test_binary_labels_have_the_rates_of_the_classes():
+    model = replace(MODEL, num_nodes=20_000, labels=7)
+    y, classes = (Planted(m, seed=1).nodes(0).y for m in (model, replace(model, labels=None)))
+    assert y.shape == (20_000, 7) and y.dtype == np.float32 and set(np.unique(y)) == {0, 1}
+    rate = np.stack([y[classes == c].mean(0) for c in range(5)])
+    typical = rate > 0.5
+    assert (typical.sum(0) == model.classes_per_label).all()
+    expected = np.where(typical, LABEL_IF_TYPICAL, LABEL_OTHERWISE)
+    assert np.abs(rate - expected).max() < 0.03  # 5 standard deviations of 2,700 draws
+
+
+def test_binary_labels_change_nothing_else():
+    plain, many = (Planted(replace(MODEL, labels=labels), seed=0).nodes(0) for labels in (None, 4))
+    assert (plain.x == many.x).all() and (plain.part == many.part).all()
 
 
 def test_negative_seed():

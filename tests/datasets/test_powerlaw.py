@@ -54,6 +54,25 @@ def test_the_seed_determines_everything():
         assert not torch.equal(first[key], other[key])
 
 
+def test_the_seed_determines_binary_labels():
+    first, again, other = (powerlaw(500, 2000, 4, 3, labels=6, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.y, again.y) and not torch.equal(first.y, other.y)
+    assert first.y.shape == (500, 6) and first.y.dtype == torch.float32 and first.y.unique().tolist() == [0, 1]
+    assert (first.task, first.num_classes) == ("node multilabel", 6)
+    plain = powerlaw(500, 2000, 4, 3)
+    for key in ("x", "edge_index", "train_mask", "val_mask", "test_mask"):
+        assert torch.equal(first[key], plain[key])
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 12])
+def test_binary_labels_are_neither_rare_nor_common_and_tell_classes_apart(num_classes):
+    options = {"num_nodes": 4000, "num_edges": 8000, "num_features": 2, "num_classes": num_classes, "homophily": 0.5}
+    many, plain = powerlaw(**options, labels=5), powerlaw(**options)
+    assert many.y.mean(0).min() > 0.05 and many.y.mean(0).max() < 0.7
+    rate = torch.stack([many.y[plain.y == c].mean(0) for c in range(num_classes)])
+    assert (rate.max(0).values - rate.min(0).values).min() > 0.7
+
+
 def test_the_arxiv_like_shape_at_a_tenth():
     data = generate(MODELS["arxiv-like"].scaled(0.1))
     assert (data.num_nodes, data.num_edges, data.num_features) == (16_935, 2 * 116_625, 128)

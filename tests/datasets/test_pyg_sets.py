@@ -9,9 +9,10 @@ import torch_geometric.datasets
 
 from gossamer.datasets import DatasetUnavailable, load, pyg_sets
 from gossamer.datasets.pyg_data import make_data
+from gossamer.training.tasks import task_of
 
 
-@pytest.mark.parametrize("name", ["cora", "amazon-photo", "reddit2", "tu-mutag", "zinc"])
+@pytest.mark.parametrize("name", ["cora", "amazon-photo", "reddit2", "yelp", "amazon-products", "tu-mutag", "zinc"])
 def test_no_network(monkeypatch, name, tmp_path):
     entry = (pyg_sets.NODE_SETS | pyg_sets.GRAPH_SETS)[name]
 
@@ -55,6 +56,23 @@ def test_official_masks_are_kept(monkeypatch):
     for name, split in (("cora", 3), ("cora", "any"), ("yelp", "random")):
         with pytest.raises(ValueError, match=f"`split` must be .* for '{name}' .got {split!r}"):
             load(name, split=split)
+
+
+@pytest.mark.parametrize(("name", "cls", "labels"), [("yelp", "Yelp", 100), ("amazon-products", "AmazonProducts", 107)])
+def test_a_set_with_many_labels(monkeypatch, tmp_path, name, cls, labels):
+    part = torch.arange(6) % 3
+    masks = {f"{key}_mask": part == i for i, key in enumerate(("train", "val", "test"))}
+    y = (torch.arange(6 * labels).reshape(6, labels) % 3 == 0).long()
+    graph = make_data(x=torch.ones(6, 2), edge_index=torch.tensor([[0, 1], [1, 0]]), y=y, **masks)
+    monkeypatch.setattr(torch_geometric.datasets, cls, lambda root: [graph])
+    data = load(name, root=tmp_path)
+    assert (data.name, data.task, data.num_classes) == (name, "node multilabel", labels)
+    assert data.y.dtype == torch.float32 and torch.equal(data.y, y.float())
+    assert torch.equal(data.val_mask, masks["val_mask"])
+    task = task_of(data)
+    assert (task.metric, task.out_channels) == ("micro_f1", labels)
+    with pytest.raises(ValueError, match="`split` must be left out, as nodes with many labels"):
+        load(name, split="random", root=tmp_path)
 
 
 def test_zinc_is_one_hot_and_knows_its_split(monkeypatch):

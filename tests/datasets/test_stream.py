@@ -62,6 +62,16 @@ def test_directed_and_half_precision(tmp_path):
         write_stream(tmp_path / "e", model, dtype="int8")
 
 
+def test_binary_labels_are_for_graphs_in_memory(tmp_path):
+    model = BlockModel(1500, 20_000, 6, 4, labels=3)
+    with pytest.raises(
+        ValueError, match=r"`labels` must be None .* on disk \(got 3\); make it in memory, with `stored=F"
+    ):
+        write_stream(tmp_path / "s", model, progress=False)
+    assert list(tmp_path.iterdir()) == []
+    assert "labels" not in stream.describe(MODEL, seed=0)["model"], "folders of earlier versions keep their names"
+
+
 def test_progress_goes_to_standard_error(tmp_path, capsys):
     write_stream(tmp_path / "p", MODEL, progress=True)
     output = capsys.readouterr()

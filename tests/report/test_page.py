@@ -153,13 +153,20 @@ def test_survives_missing_parts(realistic, parts):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"epochs": 1}, {"seeds": 1}, {"seeds": 1, "epochs": 1}, {"metric": "mae", "higher": False}, {"metric": "roc_auc"}],
+    [
+        {"epochs": 1},
+        {"seeds": 1},
+        {"seeds": 1, "epochs": 1},
+        {"metric": "mae", "higher": False},
+        {"metric": "roc_auc"},
+        {"metric": "micro_f1"},
+    ],
 )
 def test_small_and_other_comparisons(maker, settings):
     made = maker(**settings).add("pyg-csr", "PyG CSR", 0.73, 0.0, 3.3, 2.3e9, 1.4e9)
     text = page(made.add("float32", "float32 " * 20, 0.73, 0.0, 0.1, 1.1e6, 0, recipe="Recipe()").done())
     Outline(text)
-    title = {"mae": "MAE", "roc_auc": "ROC AUC"}.get(settings.get("metric"), "Accuracy")
+    title = {"mae": "MAE", "roc_auc": "ROC AUC", "micro_f1": "Micro-F1"}.get(settings.get("metric"), "Accuracy")
     assert f"{title} against memory" in text
     assert all(math.isfinite(number) for number in coordinates(text))
     Outline(page(maker(**settings).add("float32", "float32", 0.73, 0.0, 1e-5, 900, 0, recipe="Recipe()").done()))

@@ -47,6 +47,7 @@ def test_speed_and_memory(maker, faster, smaller, said):
         (0.72, {"metric": "mae", "higher": False}, "with better MAE (0.7200 ± 0.0020 against 0.7300 ± 0.0020)"),
         (0.729, {"seeds": 1}, "but with worse accuracy (72.9 ± 0.2 against 73.0 ± 0.2, one seed)"),
         (0.72, {"metric": "roc_auc"}, "but with worse ROC AUC (72.0 ± 0.2 against 73.0 ± 0.2)"),
+        (0.74, {"metric": "micro_f1"}, "with better micro-F1 (74.0 ± 0.2 against 73.0 ± 0.2)"),
     ],
 )
 def test_scores(maker, score, settings, said):
@@ -155,6 +156,7 @@ def test_ratios_and_what_is_unknown():
 
 def test_scores_are_written_by_their_kind():
     assert Metric("accuracy").format(0.7291, 0.0021) == "72.9 ± 0.2"
+    assert Metric("micro_f1").format(0.6512, 0.0034) == "65.1 ± 0.3"
     assert Metric("mae", False).format(0.23123, 0.0041) == "0.2312 ± 0.0041"
     assert Metric("mae", False).format(12.3, 0.0) == "12.30"
     assert Metric("mae", False).format(0.0) == "0.000"

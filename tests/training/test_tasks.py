@@ -1,16 +1,29 @@
-"""Tasks: which loss and score a dataset gets, the AUC against its definition, and what is refused."""
+"""Tasks: which loss and score a dataset gets, and what is refused."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 import gossamer as gs
-from gossamer.training.tasks import accuracy, check_features, labelled_nodes, roc_auc, task_of
+from gossamer.datasets import GraphList
+from gossamer.training.tasks import check_features, labelled_nodes, task_of
+
+LABELS = torch.tensor([[0.0, 0, 1], [0, 1, 1]]).repeat(3, 1)
+"""Of three labels, the second has both classes in every part of `nodes`."""
+
+
+def without(y: Tensor, start: int, end: int, value: float) -> Tensor:
+    """`y` with one value in the rows from `start` to `end`."""
+    changed = y.clone()
+    changed[start:end] = value
+    return changed
 
 
 def nodes(**changes: Any) -> Data:
@@ -20,39 +33,6 @@ def nodes(**changes: Any) -> Data:
     fields |= {"y": torch.tensor([0, 1, 0, 1, 0, 1])}
     fields |= {f"{name}_mask": part == i for i, name in enumerate(("train", "val", "test"))}
     return Data(**{name: value for name, value in (fields | changes).items() if value is not None})
-
-
-def by_pairs(score: Tensor, y: Tensor) -> float:
-    """The AUC by its definition: over all pairs of a positive and a negative, ties counting half."""
-    positive, negative = score[y == 1][:, None], score[y == 0][None]
-    return float(((positive > negative).double() + (positive == negative).double() / 2).mean())
-
-
-@pytest.mark.parametrize("levels", [2, 5, 10**6])
-@pytest.mark.parametrize("seed", range(4))
-def test_auc_equals_its_definition_also_with_ties(levels: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    score = torch.randint(levels, (83,), generator=generator).float()
-    y = torch.randint(2, (83,), generator=generator)
-    assert roc_auc(score, y) == pytest.approx(by_pairs(score, y), abs=1e-12)  # both sums are exact halves
-    logits = torch.stack([-score, score], 1) / 2
-    assert roc_auc(logits, y) == pytest.approx(by_pairs(score, y), abs=1e-12)
-
-
-def test_auc_of_perfect_reversed_and_constant_scores() -> None:
-    y = torch.tensor([0, 0, 1, 1, 1])
-    assert roc_auc(y.float(), y) == 1.0
-    assert roc_auc(-y.float(), y) == 0.0
-    assert roc_auc(torch.zeros(5), y) == 0.5
-
-
-def test_auc_of_one_class_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"both classes.*got 3 of class 1 and 0 others.*choose a split"):
-        roc_auc(torch.rand(3), torch.ones(3))
-
-
-def test_accuracy() -> None:
-    assert accuracy(torch.tensor([[1.0, 0], [0, 1], [2, 1], [0, 1]]), torch.tensor([0, 1, 1, 1])) == 0.75
 
 
 @pytest.mark.parametrize(
@@ -73,6 +53,26 @@ def test_node_tasks(task: str | None, metric: str, channels: int) -> None:
         True,
         False,
     )
+
+
+@pytest.mark.parametrize(
+    ("task", "metric"),
+    [(None, "micro_f1"), ("node multilabel", "micro_f1"), ("node multilabel (ROC AUC)", "roc_auc")],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_multilabel_tasks(task: str | None, metric: str, dtype: torch.dtype) -> None:
+    data = nodes(y=LABELS.to(dtype), task=task)
+    found = task_of(data)
+    assert (found.name, found.metric) == (task or "node multilabel", metric)
+    assert (found.out_channels, found.higher_is_better, found.graph_level, found.multilabel) == (3, True, False, True)
+    assert [ids.tolist() for ids in labelled_nodes(data, found)] == [[0, 1], [2, 3], [4, 5]]
+    assert found.score(2 * LABELS - 1, data.y) == 1.0
+
+
+def test_one_column_of_labels_is_multilabel_only_where_the_data_says_so() -> None:
+    column = torch.tensor([[0], [1]]).repeat(3, 1)
+    assert task_of(nodes(y=column)).metric == "accuracy"
+    assert task_of(nodes(y=column, task="node multilabel")).out_channels == 1
 
 
 def test_num_classes_of_the_data_decides_over_the_labels() -> None:
@@ -99,18 +99,44 @@ def test_unknown_labels_are_left_out() -> None:
     assert (train.tolist(), val.tolist(), test.tolist()) == ([0], [2, 3], [5])
 
 
+@pytest.mark.parametrize("unknown", [-1, math.nan])
+def test_nodes_without_a_known_entry_are_left_out(unknown: float) -> None:
+    y = without(LABELS, 0, 1, unknown)
+    y[1, 0] = y[3, 2] = unknown
+    data = nodes(y=y)
+    assert [ids.tolist() for ids in labelled_nodes(data, task_of(data))] == [[1], [2, 3], [4, 5]]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"y": None}, r"must have labels to train on .*has no `y`"),
-        ({"y": torch.zeros(6, 4)}, r"one label per node.*shape \[6, 4\].*data.y\[:, 0\]"),
+        (
+            {"y": torch.zeros(6, 4), "task": "node multiclass"},
+            r"one class id per node for the task 'node multiclass' \(got shape \[6, 4\]\); set data.task = .*argmax",
+        ),
         ({"y": torch.zeros(6)}, r"integer class ids at node level \(got torch.float32\)"),
-        ({"task": "node multilabel"}, r"one label per node .*'node multilabel'"),
+        (
+            {"task": "node multilabel"},
+            r"matrix \[nodes, labels\] for the task 'node multilabel' \(got shape \[6\]\); set data.task",
+        ),
+        (
+            {"y": LABELS, "num_classes": 7},
+            r"`data.num_classes` must be 3, the columns of data.y, .*'node multilabel' \(got 7\); set data.num_classes",
+        ),
     ],
 )
 def test_labels_that_cannot_be_trained_on(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         task_of(nodes(**changes))
+
+
+@pytest.mark.parametrize("changes", [{"y": torch.ones(1, 2)}, {"y": torch.ones(1, 2).long()}])
+@pytest.mark.parametrize("task", [None, "graph multilabel"])
+def test_graphs_have_one_label(changes: dict[str, Any], task: str | None) -> None:
+    graphs = GraphList([Data(x=torch.ones(2, 1), **changes)], "many", task or "", None, np.empty((0, 1), np.int8))
+    with pytest.raises(ValueError, match=r"one label per graph \('many' has the task .*shape \[1, 2\].*y\[:, 0\]"):
+        task_of(graphs)
 
 
 def test_an_empty_list_is_refused() -> None:
@@ -127,6 +153,14 @@ def test_an_empty_list_is_refused() -> None:
         ({"val_mask": torch.zeros(6, dtype=torch.bool)}, r"val_mask has none\); choose another split"),
         ({"num_classes": 1}, r"class ids below 1 \(train_mask has torch.int64, up to 1\)"),
         ({"task": "node binary (ROC AUC)", "y": torch.zeros(6, dtype=torch.long)}, "both classes"),
+        ({"y": LABELS + torch.eye(6, 3)}, r"0 and 1, or -1 or NaN .*\(got 2.0 for node 1, label 1\); fix the labels"),
+        ({"y": LABELS / 2}, r"`data.y` must hold 0 and 1, .*\(got 0.5 for node 0, label 2\)"),
+        ({"y": LABELS - 2}, r"`data.y` must hold 0 and 1, .*\(got -2.0 for node 0, label 0\)"),
+        ({"y": LABELS * math.inf}, r"`data.y` must hold 0 and 1, .*\(got inf for node 0, label 2\)"),
+        ({"y": without(LABELS, 2, 4, -1)}, r"labels in every part of the split \(val_mask has none\); choose another"),
+        ({"y": without(LABELS, 0, 2, math.nan)}, r"labels in every part .*\(train_mask has none\)"),
+        ({"y": without(LABELS, 4, 6, 0)}, r"a 1 in every part .*micro-F1 is 0 .*\(test_mask has none\); choose"),
+        ({"y": without(LABELS, 2, 4, 1), "task": "node multilabel (ROC AUC)"}, r"at least one column .*got 3 columns"),
     ],
 )
 def test_masks_that_cannot_be_trained_on(changes: dict[str, Any], message: str) -> None:

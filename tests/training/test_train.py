@@ -17,6 +17,7 @@ import gossamer as gs
 from gossamer.training import TrainingDiverged, loop
 from gossamer.training.history import Epoch, History
 from gossamer.training.models import build
+from gossamer.training.scores import micro_f1
 
 DIGITS = gs.datasets.load("digits")
 
@@ -131,6 +132,65 @@ def test_nodes_without_label_are_ignored() -> None:
     data.y[::3] = -1
     torch.manual_seed(0)
     assert run(data=data, epochs=30).test > 0.8
+
+
+def many_labels(**changes: Any) -> Data:
+    """A generated multi-label set whose labels can be read from the neighbours."""
+    return gs.datasets.powerlaw(1500, 9000, 32, 6, homophily=0.6, noise=3.0, labels=8, **changes)
+
+
+def for_labels(data: Data) -> nn.Module:
+    torch.manual_seed(0)
+    return build("gcn", data, layers=2, width=64, dropout=0.2)
+
+
+def constant_f1(data: Data) -> float:
+    """The best micro-F1 of a predictor that gives all nodes the same labels, chosen on the test nodes themselves."""
+    y = data.y[data.test_mask]
+    hits = y.sum(0).sort(descending=True).values.cumsum(0)
+    predicted = len(y) * torch.arange(1, 1 + y.size(1))
+    return float((2 * hits / (predicted + y.sum())).max())
+
+
+@pytest.mark.parametrize("recipe", [None, "float32", "tango", "feather"])
+def test_many_labels_are_learned_from_the_neighbours(recipe: str | None) -> None:
+    data = many_labels()
+    result = run(for_labels(data), data, recipe=recipe, epochs=40)
+    assert result.metric == "micro_f1" and "test micro-F1 0." in str(result)
+    majority = (data.y[data.train_mask].mean(0) > 0.5).float().expand_as(data.y)[data.test_mask]
+    assert micro_f1(majority - 0.5, data.y[data.test_mask]) == 0.0, "every label is rare"
+    assert result.test > constant_f1(data) + 0.25
+    alone = data.clone()
+    alone.edge_index = torch.empty(2, 0, dtype=torch.long)
+    assert result.test > run(for_labels(data), alone, recipe=recipe, epochs=40).test + 0.2
+
+
+def test_many_labels_by_mean_roc_auc() -> None:
+    data = many_labels()
+    data.task = "node multilabel (ROC AUC)"
+    result = run(for_labels(data), data, epochs=40)
+    assert result.metric == "roc_auc" and result.test > 0.8
+
+
+@pytest.mark.parametrize("unknown", [-1, math.nan])
+def test_unknown_entries_among_many_labels_are_never_seen(unknown: float) -> None:
+    """What stands in the place of an unknown entry changes nothing, and half of the entries suffice to learn."""
+    data = many_labels()
+    whole = data.y.clone()
+    hidden = torch.rand(data.y.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    data.y[hidden] = unknown
+    model = for_labels(data)
+    result = run(model, data, epochs=40)
+    assert result.test > constant_f1(many_labels()) + 0.2
+    rows, seen = data.test_mask, ~hidden[data.test_mask]
+    out = model(data.x, data.edge_index)[rows].detach()
+    assert result.test == pytest.approx(micro_f1(out[seen][:, None], whole[rows][seen][:, None]))
+
+
+def test_many_labels_need_an_output_each() -> None:
+    data = many_labels()
+    with pytest.raises(ValueError, match=r"outputs of shape \[1500, 8\] for 'node multilabel' .*out_channels=8"):
+        run(build("gcn", data, layers=2, width=8, out_channels=6), data)
 
 
 def test_roc_auc_is_the_metric_where_the_data_says_so() -> None:

@@ -24,7 +24,7 @@ from ..datasets import GraphList
 from ..datasets.pyg_data import make_data
 from ..measurement import fresh_process
 from ..training import models, train
-from ..training.data import graph_split, is_graph_level, load
+from ..training.data import graph_split, is_graph_level, is_multilabel, load
 from ..training.examples import examples_of
 from ..training.history import Epoch, TrainResult
 from ..training.random_state import seed_all
@@ -108,18 +108,19 @@ def kept_bytes(job: Job, model: nn.Module, data: Any, adjacency: Any) -> int:
 def rehearse(job: Job) -> None:
     """Train a tiny model first, so that what PyTorch and PyG load at first use is not counted for the model."""
     small = replace(job.settings, width=4 * job.settings.heads, layers=2, epochs=1, split=None)
-    toy = toy_graphs() if is_graph_level(small.dataset) else toy_nodes()
+    toy = toy_graphs() if is_graph_level(small.dataset) else toy_nodes(multilabel=is_multilabel(small.dataset))
     adjacency = adjacency_of(job.variant, small.model, toy)
     model, _ = train_variant(replace(job, settings=small), toy, adjacency)
     kept_bytes(replace(job, settings=small), model, toy, adjacency)
 
 
-def toy_nodes(num_nodes: int = 12) -> Any:
-    """A ring whose nodes are of two classes, in turn."""
+def toy_nodes(num_nodes: int = 12, multilabel: bool = False) -> Any:
+    """A ring whose nodes are of two classes, in turn, or have one of two binary labels."""
     nodes = torch.arange(num_nodes)
     masks = {f"{part}_mask": nodes % 3 == i for i, part in enumerate(("train", "val", "test"))}
     edge_index = torch.stack([nodes, (nodes + 1) % num_nodes])
-    return make_data(x=torch.ones(num_nodes, 4), edge_index=edge_index, y=nodes % 2, num_classes=2, **masks)
+    y = torch.nn.functional.one_hot(nodes % 2).float() if multilabel else nodes % 2
+    return make_data(x=torch.ones(num_nodes, 4), edge_index=edge_index, y=y, num_classes=2, **masks)
 
 
 def toy_graphs(num_graphs: int = 12) -> GraphList:

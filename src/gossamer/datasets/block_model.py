@@ -6,10 +6,15 @@
     edge                        both ends in one class with probability h, else in two classes
     features                    x = (mean_c + noise * e) / sqrt(1 + noise^2),  mean_c and e standard normal
 
+With `labels`, a node has that many binary labels in place of its class label. Each binary label is typical of a fifth
+of the classes (at least one), drawn by the seed:
+
+    binary label of a node whose class label is c   1 with probability 0.9 if typical of c, else 0.05
+
 Ranked propensities of that form give degrees with P(degree >= k) ~ k^(1 - exponent), and the hub of a class of n nodes
 has about n^a times the degree of its least node: the natural cut-off. Nothing tells the confused nodes from the
 others, so no model can be right on more than about 1 - confusion of the nodes. `homophily` is that of the final
-labels; h is derived from it.
+class labels; h is derived from it.
 
 Karrer, Newman, "Stochastic blockmodels and community structure in networks", Phys. Rev. E 83, 2011.
 """
@@ -23,6 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 CLASS_SKEW = 0.5
+TYPICAL_SHARE = 0.2  # of the classes, for every binary label
+LABEL_IF_TYPICAL, LABEL_OTHERWISE = 0.9, 0.05
 LEAST_NODES_PER_CLASS = 8  # on average; the smallest class then still has two nodes
 LARGEST_NODE_COUNT = 2**31 - 1  # column indices are int32
 
@@ -41,6 +48,7 @@ class BlockModel:
     confusion: float = 0.15
     directed: bool = False
     split: tuple[float, float, float] = (0.54, 0.18, 0.28)
+    labels: int | None = None  # binary labels per node; None: one class label per node
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -66,6 +74,10 @@ class BlockModel:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"`{name}` must be an integer of at least {least} (got {value!r})")
+        if self.labels is not None and (not isinstance(self.labels, int) or self.labels < 1):
+            raise ValueError(
+                f"`labels` must be an integer of at least 1, or None for one class per node (got {self.labels!r})"
+            )
         if self.num_nodes < LEAST_NODES_PER_CLASS * self.num_classes:
             raise ValueError(
                 f"`num_nodes` must be at least {LEAST_NODES_PER_CLASS} per class, here "
@@ -87,6 +99,11 @@ class BlockModel:
         # rounded up, so that the least scale still gives enough nodes
         nodes, edges = (int(np.ceil(count * scale)) for count in (self.num_nodes, self.num_edges))
         return replace(self, num_nodes=nodes, num_edges=edges)
+
+    @property
+    def classes_per_label(self) -> int:
+        """Classes that a binary label is typical of: never all of them, or the label would say nothing of a node."""
+        return max(1, round(TYPICAL_SHARE * self.num_classes))
 
     @property
     def stored_edges(self) -> int:

@@ -46,8 +46,8 @@ def available(root: PathLike | None = None) -> list[DatasetInfo]:
 def load(name: str, **options: Any) -> Data | GraphList:
     """The dataset `name`: one PyG `Data` for node-level sets, a `GraphList` for graph-level ones.
 
-    Both carry `name`, `task` and, where there are labels, `num_classes`. Options differ from set to set; one that a set
-    does not take is an error that lists those it takes.
+    Both carry `name`, `task` and, where there are labels, `num_classes`, which for multi-label sets are the columns of
+    `y`. Options differ from set to set; one that a set does not take is an error that lists those it takes.
     """
     return load_found(*find(name, options.get("root")), **options)
 
@@ -56,8 +56,10 @@ def load_found(info: DatasetInfo, source: ModuleType, **options: Any) -> Data | 
     """The dataset that `find` found, without listing the sources again."""
     data = source.load(info.name, **options)
     if not isinstance(data, GraphList):
-        data.name, data.task = info.name, info.task
-        if data.y is not None:
+        data.name = info.name
+        if "task" not in data:  # an option of a generated set may have made another task of it
+            data.task = info.task
+        if data.y is not None and "num_classes" not in data:
             data.num_classes = info.classes or int(data.y.max()) + 1
     return data
 

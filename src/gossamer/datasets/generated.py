@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .block_model import BlockModel
 from .folders import PathLike, cache_folder, free_bytes
-from .info import DatasetInfo, check_options
+from .info import MULTICLASS, MULTILABEL, DatasetInfo, check_options
 from .powerlaw import generate, powerlaw
 from .stream import describe, stream_bytes, write_stream
 from .stream_open import open_stream
@@ -23,11 +23,13 @@ STREAM_ABOVE = 50_000_000  # directed edges; larger graphs are built on disk
 MODELS = {
     "arxiv-like": BlockModel(169_343, 1_166_243, 128, 40),
     "products-like": BlockModel(2_449_029, 61_859_140, 100, 47, exponent=2.9, split=(0.08, 0.02, 0.90)),
+    "yelp-like": BlockModel(716_847, 6_977_410, 300, 50, split=(0.75, 0.10, 0.15), labels=100),
     "papers-like": BlockModel(111_059_956, 1_615_685_872, 128, 172, directed=True, split=(0.0109, 0.0011, 0.0019)),
 }
 NOTES = {
     "arxiv-like": "the size of ogbn-arxiv; generated in memory",
     "products-like": "the size of ogbn-products; generated on disk unless scale= makes it small",
+    "yelp-like": "the size of Yelp, 100 binary labels per node; generated in memory",
     "papers-like": "the size of ogbn-papers100M; generated on disk unless scale= makes it small",
 }
 
@@ -38,18 +40,20 @@ def infos(root: PathLike | None = None) -> list[DatasetInfo]:
         DatasetInfo(
             name,
             "generated",
-            "node multiclass",
+            MULTICLASS if model.labels is None else MULTILABEL,
             model.num_nodes,
             model.stored_edges,
             model.num_features,
-            model.num_classes,
+            model.labels or model.num_classes,
             NOTES[name],
             ready=_is_ready(name, model, cache_folder(root)),
         )
         for name, model in MODELS.items()
     ]
-    note = "any size: num_nodes=, num_edges=, num_features=, num_classes=, homophily=, exponent=, noise=, seed="
-    return [*listed, DatasetInfo("powerlaw", "generated", "node multiclass", note=note)]
+    note = (
+        "any size: num_nodes=, num_edges=, num_features=, num_classes=, homophily=, exponent=, noise=, labels=, seed="
+    )
+    return [*listed, DatasetInfo("powerlaw", "generated", MULTICLASS, note=note)]
 
 
 def load(name: str, **options: Any) -> Data:
@@ -68,6 +72,7 @@ def load_named(
     seed: int = 0,
     homophily: float | None = None,
     noise: float | None = None,
+    labels: int | None = None,
     stored: bool | None = None,
     dtype: str = "float32",
     root: PathLike | None = None,
@@ -76,11 +81,13 @@ def load_named(
     """One of `MODELS`, with `scale` times its nodes and edges.
 
     Up to 50 million directed edges the graph is made in memory; above, or with `stored=True`, it is made on disk
-    under `root`, once, and opened as memory-mapped tensors (`rowptr` and `col` instead of `edge_index`).
+    under `root`, once, and opened as memory-mapped tensors (`rowptr` and `col` instead of `edge_index`). `labels`
+    makes a multi-label set with so many binary labels per node; in memory only.
     """
     model = MODELS[name].scaled(scale)
     model = model if homophily is None else replace(model, homophily=homophily)
     model = model if noise is None else replace(model, noise=noise)
+    model = model if labels is None else replace(model, labels=labels)
     if stored if stored is not None else model.stored_edges > STREAM_ABOVE:
         folder = stream_folder(name, describe(model, seed, dtype), cache_folder(root))
         _ensure_stream(folder, model, seed, dtype, progress)

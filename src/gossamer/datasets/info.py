@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+MULTICLASS, MULTILABEL = "node multiclass", "node multilabel"
+"""Tasks of node-level sets; `training/tasks.py` lists all."""
+
 Source = Literal["embedded", "generated", "local", "pyg", "ogb"]
 
 

@@ -19,17 +19,18 @@ from torch import Tensor
 from . import splits
 from .fetch import fetch, instead_of
 from .folders import PathLike, cache_folder
-from .info import DatasetInfo, DatasetUnavailable, check_options
+from .info import MULTICLASS, MULTILABEL, DatasetInfo, DatasetUnavailable, check_options
 from .pyg_data import make_data
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 NOTE = "downloaded by the package ogb"
+PROTEINS_NOTE = "; a node's features are the mean of its edges' attributes"
 SETS = [
-    DatasetInfo("ogbn-arxiv", "ogb", "node multiclass", 169_343, 2_315_598, 128, 40, NOTE),
-    DatasetInfo("ogbn-products", "ogb", "node multiclass", 2_449_029, 123_718_280, 100, 47, NOTE),
-    DatasetInfo("ogbn-proteins", "ogb", "node multilabel", 132_534, 79_122_504, 8, 112, NOTE),
+    DatasetInfo("ogbn-arxiv", "ogb", MULTICLASS, 169_343, 2_315_598, 128, 40, NOTE),
+    DatasetInfo("ogbn-products", "ogb", MULTICLASS, 2_449_029, 123_718_280, 100, 47, NOTE),
+    DatasetInfo("ogbn-proteins", "ogb", f"{MULTILABEL} (ROC AUC)", 132_534, 79_122_504, 8, 112, NOTE + PROTEINS_NOTE),
 ]
 
 DIRECTED = {"ogbn-arxiv"}

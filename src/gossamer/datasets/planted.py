@@ -11,23 +11,24 @@ own, seeded by (seed, purpose, number of the chunk), and can be drawn again at a
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import splits
-from .block_model import BlockModel
+from .block_model import LABEL_IF_TYPICAL, LABEL_OTHERWISE, BlockModel
 
 NODE_CHUNK = 2**18  # part of what a seed means: another size draws other features
-_SHUFFLE, _MEANS, _NODES, _EDGES = range(4)
+_SHUFFLE, _MEANS, _NODES, _EDGES, _TYPICAL, _LABELS = range(6)
 
 
 class NodeChunk(NamedTuple):
-    """Features, labels and split of consecutive nodes."""
+    """Features, labels and split of consecutive nodes. `y` is a class id per node, or a float row of binary labels."""
 
     x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: NDArray[np.int64] | NDArray[np.float32]
     part: NDArray[np.int8]
 
 
@@ -67,7 +68,21 @@ class Planted:
         x *= np.float32(model.noise)
         x += self.means[planted]
         x /= np.float32(np.sqrt(1 + model.noise**2))
-        return NodeChunk(x, y, part)
+        return NodeChunk(x, y if model.labels is None else self._binary_labels(y, chunk), part)
+
+    def _binary_labels(self, y: NDArray[np.int64], chunk: int) -> NDArray[np.float32]:
+        """[nodes, labels] of 0 and 1, drawn from generators of their own: all else is as without them."""
+        drawn = self.rng(_LABELS, chunk).random((len(y), self._label_rate.shape[1]), dtype=np.float32)
+        return (drawn < self._label_rate[y]).astype(np.float32)
+
+    @cached_property
+    def _label_rate(self) -> NDArray[np.float32]:
+        """[classes, labels]: the probability of each binary label."""
+        model, rng = self.model, self.rng(_TYPICAL)
+        rate = np.full((model.num_classes, model.labels or 0), LABEL_OTHERWISE, np.float32)
+        for column in rate.T:
+            column[rng.choice(model.num_classes, model.classes_per_label, replace=False)] = LABEL_IF_TYPICAL
+        return rate
 
     def pairs(
         self, rng: np.random.Generator, same: NDArray[np.bool_], flat: bool = False

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from . import splits
 from .block_model import BlockModel
+from .info import MULTILABEL
 from .planted import NODE_CHUNK, Planted
 from .pyg_data import make_data
 
@@ -37,14 +38,16 @@ def powerlaw(
     confusion: float = BlockModel.confusion,
     directed: bool = False,
     split: tuple[float, float, float] = BlockModel.split,
+    labels: int | None = None,
     seed: int = 0,
 ) -> Data:
     """A power-law graph with planted classes (see `block_model`), the same for the same arguments.
 
     edge_index has 2 * num_edges columns (num_edges if `directed`), sorted, without self-loops or duplicates.
+    With `labels`, the set is multi-label: y is float [num_nodes, labels] of 0 and 1 that depend on the planted class.
     """
     model = BlockModel(
-        num_nodes, num_edges, num_features, num_classes, homophily, exponent, noise, confusion, directed, split
+        num_nodes, num_edges, num_features, num_classes, homophily, exponent, noise, confusion, directed, split, labels
     )
     return generate(model, seed)
 
@@ -61,7 +64,8 @@ def generate(model: BlockModel, seed: int = 0) -> Data:
     edges = np.stack(np.divmod(np.sort(row * model.num_nodes + col), model.num_nodes))
     chunks = [planted.nodes(chunk) for chunk in range(-(-model.num_nodes // NODE_CHUNK))]
     x, y, part = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*chunks, strict=True))
-    return make_data(x=x, edge_index=torch.from_numpy(edges), y=y, **splits.masks(part.numpy()))
+    told = {} if model.labels is None else {"task": MULTILABEL, "num_classes": model.labels}
+    return make_data(x=x, edge_index=torch.from_numpy(edges), y=y, **splits.masks(part.numpy()), **told)
 
 
 def _check_room(model: BlockModel, within: int) -> None:

@@ -13,7 +13,7 @@ from . import splits
 from .fetch import fetch
 from .folders import PathLike, cache_folder
 from .graph_list import GraphList
-from .info import DatasetInfo, check_options
+from .info import MULTICLASS, MULTILABEL, DatasetInfo, check_options
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -28,7 +28,7 @@ class PygSet(NamedTuple):
     counts: tuple[int | None, int | None, int | None, int | None]  # nodes, directed edges, features, classes
 
 
-NODE, LABELS, GRAPH = "node multiclass", "node multilabel", "graph classification"
+NODE, LABELS, GRAPH = MULTICLASS, MULTILABEL, "graph classification"
 
 NODE_SETS = {
     "cora": PygSet("Planetoid", {"name": "Cora"}, NODE, (2_708, 10_556, 1_433, 7)),
@@ -42,6 +42,7 @@ NODE_SETS = {
     "reddit": PygSet("Reddit", {}, NODE, (232_965, 114_615_892, 602, 41)),
     "reddit2": PygSet("Reddit2", {}, NODE, (232_965, 23_213_838, 602, 41)),
     "yelp": PygSet("Yelp", {}, LABELS, (716_847, 13_954_819, 300, 100)),
+    "amazon-products": PygSet("AmazonProducts", {}, LABELS, (1_569_960, 264_339_468, 200, 107)),
 }
 GRAPH_SETS = {
     "tu-mutag": PygSet("TUDataset", {"name": "MUTAG"}, GRAPH, (3_371, 7_442, 7, 2)),
@@ -78,14 +79,16 @@ def load(name: str, **options: Any) -> Data | GraphList:
 def load_node_set(name: str, *, root: PathLike | None = None, split: str | None = None, seed: int = 0) -> Data:
     """The single graph of a set, with its official split, or with one drawn by `seed`: "random" or "few".
 
-    Sets without official split get "random".
+    Sets without official split get "random". Multi-label sets have their official split only, and float32 labels.
     """
     entry = NODE_SETS[name]
     if split not in (None, *splits.DRAWN) or (split and entry.task == LABELS):
         known = "left out, as nodes with many labels cannot be drawn by class" if entry.task == LABELS else splits.DRAWN
         raise ValueError(f"`split` must be {known} for {name!r} (got {split!r})")
     data = _fetch(name, entry, root)[0]
-    if split or "train_mask" not in data:
+    if entry.task == LABELS:
+        data.y = data.y.float()  # half the memory of int64, and what the loss takes
+    elif split or "train_mask" not in data:
         data.update(splits.masks(splits.drawn(data.y.numpy(), split or "random", seed)))
     return data
 

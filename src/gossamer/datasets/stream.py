@@ -50,6 +50,11 @@ def describe(model: BlockModel, seed: int, dtype: str = "float32", chunk: int = 
     """The contents of `meta.json`: all that determines the bytes of a stream."""
     if dtype not in FEATURE_TYPES:
         raise ValueError(f"`dtype` must be one of {FEATURE_TYPES}, the types features are stored in (got {dtype!r})")
+    if model.labels is not None:
+        raise ValueError(
+            f"`labels` must be None for a graph that is stored on disk (got {model.labels}); make it in memory, "
+            "with `stored=False` or a smaller `scale`"
+        )
     n = model.num_nodes
     arrays: dict[str, tuple[str, list[int]]] = {
         "indptr": ("int64", [n + 1]),
@@ -60,6 +65,7 @@ def describe(model: BlockModel, seed: int, dtype: str = "float32", chunk: int = 
     }
     listed = {name: {"dtype": kind, "shape": shape} for name, (kind, shape) in arrays.items()}
     parameters = {**asdict(model), "split": list(model.split)}
+    del parameters["labels"]  # always None, and no part of the format
     return {
         "format": FORMAT,
         "version": VERSION,

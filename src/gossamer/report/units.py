@@ -9,6 +9,16 @@ from typing import Any, NamedTuple
 
 UNKNOWN = "–"
 NAN = math.nan
+TITLES = {
+    "acc": "accuracy",
+    "auc": "ROC AUC",
+    "roc_auc": "ROC AUC",
+    "rocauc": "ROC AUC",
+    "f1": "F1",
+    "micro_f1": "micro-F1",
+    "mae": "MAE",
+}
+"""Names of metrics as they are written; others are shown as they are, with spaces."""
 
 
 class Unit(NamedTuple):
@@ -83,8 +93,7 @@ class Metric:
 
     @property
     def title(self) -> str:
-        known = {"acc": "accuracy", "auc": "ROC AUC", "roc_auc": "ROC AUC", "rocauc": "ROC AUC", "mae": "MAE"}
-        return known.get(self.name.lower(), self.name.replace("_", " "))
+        return TITLES.get(self.name.lower(), self.name.replace("_", " "))
 
     def shown(self, value: float) -> float:
         """The value in the unit in which it is written."""

@@ -12,6 +12,11 @@ def is_graph_level(name: str) -> bool:
     return find(name)[0].task.startswith("graph")
 
 
+def is_multilabel(name: str) -> bool:
+    """Whether the nodes of the dataset have many binary labels; raises for a name that no dataset has."""
+    return "multilabel" in find(name)[0].task
+
+
 def load(name: str, split: int | str | None = None, scale: float | None = None) -> Any:
     """The dataset. `split` is for the loader at node level; a list of graphs is split when it is trained on."""
     info, source = find(name)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..datasets.graph_list import GraphList
-from .tasks import Task, check_features, check_part, labelled_nodes, task_of
+from .tasks import Task, check_features, check_part, labelled_nodes, labels_of, task_of
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -60,7 +60,7 @@ class Nodes:
                 "instance gs.Graph or a torch.sparse tensor"
             )
         self.inputs = (data.x, data.edge_index if adjacency is None else adjacency)
-        self.y = data.y.flatten()
+        self.y = labels_of(data, self.task)
 
     def batches(self) -> Iterator[Batch]:
         yield Batch(self.inputs, self.y[self.train_ids], self.train_ids, len(self.y))

@@ -7,6 +7,8 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
+from ..report.units import Metric
+
 
 class Epoch(NamedTuple):
     """One epoch. `seconds` is the training pass alone, without evaluation."""
@@ -95,6 +97,6 @@ class TrainResult:
 
     def __str__(self) -> str:
         return (
-            f"test {self.metric} {self.test:.4f} at best validation ({self.val:.4f}, epoch {self.best_epoch} of "
-            f"{self.epochs_run}), {self.seconds_per_epoch:.3g} s per epoch"
+            f"test {Metric(self.metric).title} {self.test:.4f} at best validation ({self.val:.4f}, "
+            f"epoch {self.best_epoch} of {self.epochs_run}), {self.seconds_per_epoch:.3g} s per epoch"
         )

@@ -1,14 +1,14 @@
 """The task of a dataset: its loss, its score, and the number of outputs.
 
-    node multiclass        cross entropy    accuracy
-    node binary, ROC AUC   cross entropy    area under the ROC curve of logit 1 - logit 0
-    graph classification   cross entropy    accuracy
-    graph regression       mean |out - y|   MAE, the same, lower is better
+    node multiclass            cross entropy          accuracy
+    node binary, ROC AUC       cross entropy          area under the ROC curve of logit 1 - logit 0
+    node multilabel            binary cross entropy   micro-F1, logit > 0 being a predicted label
+    node multilabel, ROC AUC   binary cross entropy   mean ROC AUC over the columns that have both classes
+    graph classification       cross entropy          accuracy
+    graph regression           mean |out - y|         MAE, the same, lower is better
 
-The area under the ROC curve is the chance that a positive scores above a negative, ties counting half: with ranks from
-1 upwards, equal scores sharing their mean rank,
-
-    AUC = (sum of the positives' ranks - P (P + 1) / 2) / (P N)
+A multi-label `y` is [nodes, labels] of 0 and 1, float or integer. An entry of -1 or NaN is unknown: it is masked out of
+loss and score, and a node without a known entry is in no part of the split. Formulas are in `scores`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..datasets.splits import MASK_NAMES
+from .scores import (
+    accuracy,
+    binary_cross_entropy,
+    known_entries,
+    mae,
+    mean_absolute_error,
+    mean_roc_auc,
+    micro_f1,
+    roc_auc,
+    two_class_columns,
+)
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -29,7 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """How outputs are scored. `out` has one row per label in `y`, and `out_channels` columns."""
+    """How outputs are scored. `out` has one row per row of `y`, and `out_channels` columns.
+
+    `y` has one label per row, or, if `multilabel`, a column of 0 and 1 for each output.
+    """
 
     name: str
     graph_level: bool
@@ -38,35 +52,7 @@ class Task:
     out_channels: int
     loss: Callable[[Tensor, Tensor], Tensor]
     score: Callable[[Tensor, Tensor], float]
-
-
-def accuracy(out: Tensor, y: Tensor) -> float:
-    """The share of rows whose largest output is at the label."""
-    return float((out.argmax(1) == y).double().mean())
-
-
-def roc_auc(out: Tensor, y: Tensor) -> float:
-    """The area under the ROC curve; `out` holds two logits per row, or one score."""
-    score = out[:, 1] - out[:, 0] if out.dim() == 2 and out.size(1) == 2 else out.flatten()
-    positive = y == 1
-    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
-    if not num_positive or not num_negative:
-        raise ValueError(
-            f"`y` must hold both classes for a ROC AUC (got {num_positive} of class 1 and {num_negative} others); "
-            "choose a split with both classes in every part"
-        )
-    _, group, count = score.unique(return_inverse=True, return_counts=True)
-    mean_rank = count.cumsum(0).double() - (count.double() - 1) / 2
-    rank_sum = float(mean_rank[group][positive].sum())
-    return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
-
-
-def mean_absolute_error(out: Tensor, y: Tensor) -> Tensor:
-    return F.l1_loss(out.flatten(), y.flatten())
-
-
-def _mae(out: Tensor, y: Tensor) -> float:
-    return float(mean_absolute_error(out.double(), y.double()))
+    multilabel: bool = False
 
 
 def task_of(data: Data | Sequence[Data]) -> Task:
@@ -80,20 +66,45 @@ def task_of(data: Data | Sequence[Data]) -> Task:
             f"`data` must have labels to train on ({_called(data)} has no `y`); set data.y, or choose a set with labels"
         )
     told = getattr(data, "task", None)
-    if "multilabel" in (told or "") or (first.y.dim() > 1 and first.y.size(1) > 1):
+    name, many = told or _guess(graph_level, first.y), first.y.dim() > 1 and first.y.size(1) > 1
+    multilabel, auc = "multilabel" in name, "auc" in name.lower()
+    if graph_level and (many or multilabel):
         raise ValueError(
-            f"`data` must have one label per {'graph' if graph_level else 'node'} ({_called(data)} has "
-            f"the task {told!r} and `y` of shape {list(first.y.shape)}); train on one column, data.y = data.y[:, 0]"
+            f"`data` must have one label per graph ({_called(data)} has the task {told!r} and `y` of shape "
+            f"{list(first.y.shape)}); train on one column, graph.y = graph.y[:, 0]"
         )
-    name = told or _guess(graph_level, first.y)
+    if multilabel:
+        return _multilabel_task(name, auc, data)
+    if many:
+        raise ValueError(
+            f"`data.y` must hold one class id per node for the task {name!r} (got shape {list(first.y.shape)}); set "
+            "data.task = 'node multilabel', or, if its rows are one-hot, data.y = data.y.argmax(1)"
+        )
     if graph_level and "regression" in name:
-        return Task(name, True, "mae", False, 1, mean_absolute_error, _mae)
-    auc = "auc" in name.lower()
+        return Task(name, True, "mae", False, 1, mean_absolute_error, mae)
     metric, score = ("roc_auc", roc_auc) if auc else ("accuracy", accuracy)
     return Task(name, graph_level, metric, True, 2 if auc else _num_classes(data), F.cross_entropy, score)
 
 
+def _multilabel_task(name: str, auc: bool, data: Any) -> Task:
+    if data.y.dim() != 2:
+        raise ValueError(
+            f"`data.y` must be a matrix [nodes, labels] for the task {name!r} (got shape {list(data.y.shape)}); set "
+            "data.task = 'node multiclass' if it holds class ids, or data.y = data.y[:, None] if it is a single label"
+        )
+    columns, told = data.y.size(1), getattr(data, "num_classes", None)
+    if told is not None and int(told) != columns:
+        raise ValueError(
+            f"`data.num_classes` must be {columns}, the columns of data.y, for the task {name!r} (got {told}); set "
+            "data.num_classes = data.y.size(1), or fix the labels"
+        )
+    metric, score = ("roc_auc", mean_roc_auc) if auc else ("micro_f1", micro_f1)
+    return Task(name, False, metric, True, columns, binary_cross_entropy, score, multilabel=True)
+
+
 def _guess(graph_level: bool, y: Tensor) -> str:
+    if not graph_level and y.dim() > 1 and y.size(1) > 1:
+        return "node multilabel"
     if not graph_level and y.is_floating_point():
         raise ValueError(
             f"`data.y` must hold integer class ids at node level (got {y.dtype}); regression is for lists of graphs"
@@ -123,9 +134,17 @@ def check_features(graph: Data, called: str) -> None:
         raise ValueError(f"`data.x` must be float32 ({called} has {x.dtype}); set data.x = data.x.float()")
 
 
+def labels_of(data: Data, task: Task) -> Tensor:
+    """The targets of all nodes: [nodes], or [nodes, labels]."""
+    return data.y if task.multilabel else data.y.flatten()
+
+
 def labelled_nodes(data: Data, task: Task) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids of the training, validation and test nodes; labels of -1 are left out."""
-    known = data.y.flatten() >= 0
+    """Ids of the training, validation and test nodes; those without a known label are left out."""
+    y = labels_of(data, task)
+    if task.multilabel:
+        _check_binary(y, task)
+    known = known_entries(y).any(1) if task.multilabel else y >= 0
     parts = []
     for name in MASK_NAMES:
         mask = getattr(data, name, None)
@@ -137,16 +156,19 @@ def labelled_nodes(data: Data, task: Task) -> tuple[Tensor, Tensor, Tensor]:
                 "split of many, data.train_mask = data.train_mask[:, 0] and so on"
             )
         ids = (mask & known).nonzero().flatten()
-        check_part(name, data.y.flatten()[ids], task)
+        check_part(name, y[ids], task)
         parts.append(ids)
     return parts[0], parts[1], parts[2]
 
 
 def check_part(part: str, y: Tensor, task: Task) -> None:
-    """No part of a split may be empty, hold labels that have no output, or, for a ROC AUC, one class alone."""
+    """No part of a split may be empty, hold labels that have no output, or be one on which every model scores alike."""
     if not len(y):
         raise ValueError(f"`data` must have labels in every part of the split ({part} has none); choose another split")
     if task.metric == "mae":
+        return
+    if task.multilabel:
+        _check_multilabel_part(part, y, task)
         return
     if y.is_floating_point() or int(y.max()) >= task.out_channels:
         raise ValueError(
@@ -155,6 +177,29 @@ def check_part(part: str, y: Tensor, task: Task) -> None:
         )
     if task.metric == "roc_auc" and part != "train_mask":
         roc_auc(torch.zeros(len(y)), y)
+
+
+def _check_binary(y: Tensor, task: Task) -> None:
+    allowed = (y == 0) | (y == 1) | (y == -1) | y.isnan()
+    if not bool(allowed.all()):
+        row, column = torch.nonzero(~allowed)[0].tolist()
+        raise ValueError(
+            f"`data.y` must hold 0 and 1, or -1 or NaN where a label is unknown, for the task {task.name!r} (got "
+            f"{y[row, column]} for node {row}, label {column}); fix the labels, for instance data.y = (y > 0).float()"
+        )
+
+
+def _check_multilabel_part(part: str, y: Tensor, task: Task) -> None:
+    """Validation and test nodes must tell models apart."""
+    if part == "train_mask":
+        return
+    if task.metric == "roc_auc":
+        two_class_columns(y)
+    elif not bool((y == 1).any()):
+        raise ValueError(
+            f"`data.y` must hold a 1 in every part of the split, else the micro-F1 is 0 for any model ({part} has "
+            "none); choose another split"
+        )
 
 
 def _called(data: Any) -> str:
