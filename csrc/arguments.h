@@ -169,6 +169,7 @@ struct MeanBackward {
   Csr t;
   const int64_t* perm;
   const float *value, *x, *dout;
+  const uint8_t* keep;  // zero where a row of dout is; null: none is
   float *dx, *dvalue;
   int64_t width, heads;
 };

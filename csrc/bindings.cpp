@@ -203,11 +203,12 @@ void define_attention(nb::module_& m) {
                             heads, threads);
       });
   def(m, "head_mean_backward",
-      [](Address rowptr, Address col, int64_t n, Address perm, Address value, Address x, Address dout, Address dx,
-         Address dvalue, int64_t width, int64_t heads, int threads) {
-        kernels().head_mean_backward({csr(rowptr, col, n), at<int64_t>(perm), at<float>(value), at<float>(x),
-                                      at<float>(dout), at<float>(dx), at<float>(dvalue), width, heads},
-                                     threads);
+      [](Address rowptr, Address col, int64_t n, Address perm, Address value, Address x, Address dout, Address keep,
+         Address dx, Address dvalue, int64_t width, int64_t heads, int threads) {
+        kernels().head_mean_backward(
+            {csr(rowptr, col, n), at<int64_t>(perm), at<float>(value), at<float>(x), at<float>(dout), at<uint8_t>(keep),
+             at<float>(dx), at<float>(dvalue), width, heads},
+            threads);
       });
 }
 

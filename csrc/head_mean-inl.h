@@ -71,9 +71,10 @@ static void head_mean(Csr m, const float* value, const float* x, const float* bi
 // Prefetches what an edge reads and writes.
 GOSSAMER_INLINE void prefetch_mean_edge(const MeanBackward& b, int64_t e) {
   if (e >= b.t.rowptr[b.t.num_dst]) return;
+  if (b.dvalue) __builtin_prefetch(b.dvalue + b.perm[e] * b.heads, 1, 3);
+  if (b.keep && !b.keep[b.t.col[e]]) return;
   prefetch_bytes(b.dout + int64_t(b.t.col[e]) * b.width, b.width * int64_t(sizeof(float)));
   __builtin_prefetch(b.value + b.perm[e] * b.heads, 0, 3);
-  if (b.dvalue) __builtin_prefetch(b.dvalue + b.perm[e] * b.heads, 1, 3);
 }
 
 // Heads whose rows and sums fit in registers beside V vectors of a gradient.
@@ -101,6 +102,10 @@ GOSSAMER_INLINE void head_mean_back(const MeanBackward& b, int64_t j, int64_t h,
     if (h == 0 && tile.first == 0) prefetch_mean_edge(b, e + kPrefetchEdges);
     const float* g = b.dout + int64_t(b.t.col[e]) * b.width;
     const int64_t at = b.perm[e] * b.heads + h;
+    if (b.keep && !b.keep[b.t.col[e]]) {  // both products are zero
+      for (int k = 0; k < H && b.dvalue; ++k) b.dvalue[at + k] = 0.0f;
+      continue;
+    }
     f32x16 part[V], dot[H];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) part[v] = load_mean<V>(g + column(v), tile);

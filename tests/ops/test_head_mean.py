@@ -190,3 +190,18 @@ def test_positions_that_are_no_permutation_are_refused():
         run(G.t_perm + 1)
     with pytest.raises(ValueError, match="`perm`"):
         run(G.t_perm[1:])
+
+
+@pytest.mark.parametrize("name", ["power law", "star", "reversed star", "bipartite, few destinations"])
+def test_rows_of_dout_that_are_zero_are_skipped_with_the_same_result(name, isa):
+    graph = graphs.graph(name)
+    t = graph.t()
+    for heads, width in ((4, 40), (3, 7), (2, 70)):
+        x, value, _ = inputs(graph, heads, width)
+        dout = rand(graph.num_dst, width, seed=5) * (torch.arange(graph.num_dst) % 3 == 0).unsqueeze(1)
+        given = (t.rowptr, t.col, graph.t_perm, value, x, dout, True)
+        whole = OPS["head_mean_backward"](*given)
+        assert same(OPS["head_mean_backward"](*given, (dout != 0).any(1)), whole)
+        assert same(
+            OPS["head_mean_backward"].reference(*given, (dout != 0).any(1)), OPS["head_mean_backward"].reference(*given)
+        )

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, final
 
 from torch import Tensor
 
-from .. import ops
 from ..ops.csr import Sparse
 from ..ops.quantize_rows import QRows
+from ..ops.row_selection import rows_that_count
 
 if TYPE_CHECKING:
     from ..state import ModelState
@@ -73,14 +73,6 @@ class Exact(_Stateless):
         return product(Transposed(adjacency.transpose()))
 
 
-LEAST_WORK = 2**20
-"""Multiplications of a product below which looking for zero rows is not worth a call."""
-LEAST_ZEROS = 1 / 8
-"""The share of zero rows from which leaving them out pays."""
-LOOKED_AT = 1024
-"""Rows of a gradient, evenly spaced, that say whether it is worth looking at all of them."""
-
-
 @final
 @dataclass(frozen=True)
 class NonzeroRows(_Stateless):
@@ -92,25 +84,9 @@ class NonzeroRows(_Stateless):
     def multiply(
         self, adjacency: Adjacency, gradient: Tensor | QRows, product: Product[Result], factor: Tensor | None = None
     ) -> Result:
-        return product(Transposed(adjacency.transpose(), nonzero(gradient, adjacency.graph.num_edges)))
-
-
-def nonzero(gradient: Tensor | QRows, edges: int) -> Tensor | None:
-    """The rows that are not zero; None where so few are that all may as well be multiplied."""
-    rows = gradient.codes if isinstance(gradient, QRows) else gradient
-    if rows.size(0) == 0 or rows.size(1) * edges < LEAST_WORK:
-        return None
-    if isinstance(gradient, QRows):
-        keep = gradient.scale != 0
-        return keep if _share_of_zeros(keep) >= LEAST_ZEROS else None
-    few = rows[:: max(1, rows.size(0) // LOOKED_AT)]
-    if _share_of_zeros((few != 0).any(1)) < LEAST_ZEROS:
-        return None
-    return ops.nonzero_rows(rows)
-
-
-def _share_of_zeros(keep: Tensor) -> float:
-    return 1 - float(keep.sum()) / keep.numel()
+        columns = (gradient.codes if isinstance(gradient, QRows) else gradient).size(1)
+        keep = rows_that_count(gradient, adjacency.graph.num_edges * columns)
+        return product(Transposed(adjacency.transpose(), keep))
 
 
 @final

@@ -6,7 +6,8 @@
     dvalue[e, h] = 1/H <dout_i, x[j, h]>            dbias = column sums of dout
 
 As `spmm` and a mean over heads, but the rows of all heads are never written, and backward gathers one row of `width`
-columns per edge for both gradients, in one pass over the transposed edges. Saves value, and x if value requires grad.
+columns per edge for both gradients, in one pass over the transposed edges; edges into rows of dout that are zero, as
+those of nodes without a label, are skipped. Saves value, and x if value requires grad.
 The order of every sum is fixed, so any number of threads gives the same bits.
 """
 
@@ -21,6 +22,7 @@ from . import _checks
 from ._library import define
 from .csr import row_of_edge, transpose_csr
 from .linear import column_sums
+from .row_selection import check_keep, rows_that_count
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -82,7 +84,9 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     if of_value or of_x:
         if transposed[0] is None:
             transposed = transpose_csr(rowptr, col, ctx.num_src)
-        given = (value, x if of_value else None, dout.contiguous(), of_x)
+        dout = dout.contiguous()
+        keep = None if torch.is_grad_enabled() else rows_that_count(dout, value.numel() * dout.size(1))
+        given = (value, x if of_value else None, dout, of_x, keep)
         dx, dvalue = head_mean_backward.followed(*transposed, *given)
         dx, dvalue = dx if of_x else None, dvalue if of_value else None
     dbias = column_sums(dout.contiguous()) if of_bias else None
@@ -100,15 +104,18 @@ head_mean_spmm_op = define(
 )
 
 
-# Gradients of both, from the graph transposed; `perm` says where in `value` each of its edges stands.
+# Gradients of both, from the graph transposed; `perm` says where in `value` each of its edges stands, and `keep` which
+# rows of dout count.
 
 
 def _check_backward(
-    rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool
-) -> None:
+    rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool,
+    keep: Tensor | None = None,
+) -> None:  # fmt: skip
     _checks.dtype_of("dout", dout, FLOATS)
     _checks.shape_of("dout", dout, (None, None), "[num_dst, width]")
     _checks.csr(rowptr, col, dout.size(0))
+    check_keep(keep, dout.size(0))
     _check_value(value, dout.dtype, col.numel())
     _checks.permutation("perm", perm, col.numel())
     if x is not None:
@@ -118,9 +125,11 @@ def _check_backward(
 
 
 def _backward_reference(
-    rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool
-) -> tuple[Tensor, Tensor]:
+    rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool,
+    keep: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     num_src, heads = rowptr.numel() - 1, value.size(1)
+    dout = dout if keep is None else torch.where(keep.unsqueeze(1), dout, 0.0)
     source, dmessage = row_of_edge(rowptr), (dout / heads)[col.long()].unsqueeze(1)  # [nnz, 1, width]
     dx = dvalue = dout.new_empty(0)
     if needs_dx:
@@ -133,15 +142,16 @@ def _backward_reference(
 
 
 def _backward_fake(
-    rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool
-) -> tuple[Tensor, Tensor]:
+    rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool,
+    keep: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     dx_shape = (rowptr.size(0) - 1, value.size(1) * dout.size(1)) if needs_dx else (0,)
     return dout.new_empty(dx_shape), dout.new_empty(value.shape if x is not None else (0,))
 
 
 head_mean_backward = define(
     "head_mean_backward(Tensor rowptr, Tensor col, Tensor perm, Tensor value, Tensor? x, Tensor dout, "
-    "bool needs_dx) -> (Tensor, Tensor)",
+    "bool needs_dx, Tensor? keep=None) -> (Tensor, Tensor)",
     check=_check_backward,
     reference=_backward_reference,
     fake=_backward_fake,

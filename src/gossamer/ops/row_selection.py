@@ -40,6 +40,30 @@ nonzero_rows = define(
 )
 
 
+LEAST_WORK = 2**20
+"""Multiplications of a product below which looking for zero rows is not worth a call."""
+LEAST_ZEROS = 1 / 8
+"""The share of zero rows from which leaving them out pays."""
+LOOKED_AT = 1024
+"""Rows of a gradient, evenly spaced, that say whether it is worth looking at all of them."""
+
+
+def rows_that_count(gradient: Tensor | QRows, work: int) -> Tensor | None:
+    """The rows that are not zero; None where so few are zero, or `work` is so little, that all may as well be used."""
+    rows = gradient.codes if isinstance(gradient, QRows) else gradient
+    if rows.size(0) == 0 or work < LEAST_WORK:
+        return None
+    if isinstance(gradient, QRows):
+        keep = gradient.scale != 0
+        return keep if _share_of_zeros(keep) >= LEAST_ZEROS else None
+    few = rows[:: max(1, rows.size(0) // LOOKED_AT)]
+    return nonzero_rows(rows) if _share_of_zeros((few != 0).any(1)) >= LEAST_ZEROS else None
+
+
+def _share_of_zeros(keep: Tensor) -> float:
+    return 1 - float(keep.sum()) / keep.numel()
+
+
 def _check_norms(x: QRows) -> None:
     _checks.dtype_of("codes", x.codes, (torch.int8,))
     _checks.shape_of("codes", x.codes, (None, None), "[rows, columns]")

@@ -26,16 +26,17 @@ def _head_mean_spmm(
 
 
 def _head_mean_backward(
-    rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool
-) -> tuple[Tensor, Tensor]:
+    rowptr: Tensor, col: Tensor, perm: Tensor, value: Tensor, x: Tensor | None, dout: Tensor, needs_dx: bool,
+    keep: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if dout.dtype != F32 or dout.size(1) == 0:  # without columns there is no dot product to write
-        return head_mean_backward.reference(rowptr, col, perm, value, x, dout, needs_dx)
-    rowptr, col, perm, value, x, dout = contiguous(rowptr, col, perm, value, x, dout)
+        return head_mean_backward.reference(rowptr, col, perm, value, x, dout, needs_dx, keep)
+    rowptr, col, perm, value, x, dout, keep = contiguous(rowptr, col, perm, value, x, dout, keep)
     num_src, (heads, width) = rowptr.numel() - 1, (value.size(1), dout.size(1))
     dx = memory.empty([num_src, heads * width], F32) if needs_dx else None
     dvalue = None if x is None else memory.empty(value.shape, F32)
     library.head_mean_backward(
-        at(rowptr), at(col), num_src, at(perm), at(value), at(x), at(dout), at(dx), at(dvalue),
+        at(rowptr), at(col), num_src, at(perm), at(value), at(x), at(dout), at(keep), at(dx), at(dvalue),
         width, heads, num_threads(),
     )  # fmt: skip
     return dout.new_empty(0) if dx is None else dx, dout.new_empty(0) if dvalue is None else dvalue
