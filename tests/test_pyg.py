@@ -20,6 +20,7 @@ import gossamer as gs
 from gossamer import layers
 from gossamer.pyg import NothingToLighten
 from gossamer.recipe import UnknownRecipe
+from support.pyg_models import Gcnii
 
 
 class Own(nn.Module):
@@ -43,6 +44,7 @@ MODELS = {
     "sage": lambda: pyg.GraphSAGE(12, 8, 2, 3, norm="layer_norm"),
     "gin": lambda: pyg.GIN(12, 8, 2, 3),
     "gat": lambda: pyg.GAT(12, 8, 2, 3, heads=2, v2=True),
+    "gcnii": lambda: Gcnii(12, 8, 2, 3),
     "sequence": lambda: pyg.Sequential("x, e", [(pyg.GCNConv(12, 8), "x, e -> x"), nn.ReLU(), nn.Linear(8, 3)]),
 }
 
@@ -262,6 +264,7 @@ def row_of(report, name):
         (lambda: OwnMessages(12, 8), "a subclass of GCNConv may compute otherwise"),
         (lambda: pyg.ChebConv(12, 8, 2), "no counterpart; runs unchanged"),
         (lambda: pyg.GCNConv(12, 8, aggr="mean"), "aggr='mean': GCNConv has kernels for sums only"),
+        (lambda: pyg.GCN2Conv(12, 0.1, aggr="mean"), "aggr='mean': GCN2Conv has kernels for sums only"),
         (lambda: pyg.SAGEConv(12, 8, aggr="lstm"), "aggr='lstm': only mean, sum and max have kernels"),
         (lambda: pyg.SAGEConv(12, 8, aggr=["mean", "max"]), "only mean, sum and max have kernels"),
         (lambda: pyg.GraphConv(12, 8, flow="target_to_source"), "flow='target_to_source': only source_to_target"),

@@ -124,6 +124,26 @@ def test_gradients(name, columns):
         assert_near(adjacency.diagonal.grad, (wide * rows).sum(1), (wide * rows).abs().sum(1), columns)
 
 
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("name", graphs.GRAPHS)
+def test_a_factor(name, parts):
+    """Forward, transposed, and of the gradient of edge values; the adjacency itself stays."""
+    adjacency, matrix = made(name, PARTS[parts], requires_grad=True)
+    graph = adjacency.graph
+    x, dout = rand(graph.num_src, 7, seed=5), rand(graph.num_dst, 7, seed=6)
+    whole, tenth = adjacency.product(x), adjacency.times(0.1).product(x)
+    size = matrix.abs() @ x.abs().double()
+    assert_near(tenth.detach(), 0.1 * matrix @ x.double(), 0.1 * size, graph.num_edges)
+    assert_near(whole.detach(), matrix @ x.double(), size, graph.num_edges)
+    back_size = 0.1 * matrix.abs().t() @ dout.abs().double()
+    fixed, _ = made(name, PARTS[parts])
+    assert_near(fixed.times(0.1).back(dout), 0.1 * matrix.t() @ dout.double(), back_size, graph.num_edges)
+    leaves = [part for part in (adjacency.value, adjacency.diagonal) if part is not None]
+    if leaves and graph.num_edges:
+        found, want = (torch.autograd.grad(out, leaves, dout) for out in (tenth, whole))
+        torch.testing.assert_close(found, tuple(0.1 * grad for grad in want), rtol=1e-5, atol=1e-5)
+
+
 def test_a_number_on_the_diagonal_that_requires_grad():
     adjacency, _ = made("power law", {"constant"}, requires_grad=True)
     x, dout = rand(400, 7, seed=5), rand(400, 7, seed=6)

@@ -9,6 +9,7 @@ from gossamer.datasets import DatasetUnavailable, available, generated, load
 def test_named_sizes_are_those_of_the_sets_they_stand_for():
     sizes = {info.name: (info.nodes, info.edges, info.features, info.classes) for info in generated.infos()}
     assert sizes["arxiv-like"] == (169_343, 2 * 1_166_243, 128, 40)
+    assert sizes["reddit-like"] == (60_000, 2 * 12_000_000, 256, 41)
     assert sizes["products-like"] == (2_449_029, 2 * 61_859_140, 100, 47)
     assert sizes["yelp-like"] == (716_847, 2 * 6_977_410, 300, 100)
     assert sizes["papers-like"] == (111_059_956, 1_615_685_872, 128, 172)
@@ -89,7 +90,7 @@ def test_large_graphs_need_disk(tmp_path, monkeypatch):
         load("papers-like", root=tmp_path)
     assert list(tmp_path.iterdir()) == []
     ready = {info.name: info.ready for info in available()}
-    assert ready["arxiv-like"] and not ready["products-like"] and not ready["papers-like"]
+    assert ready["arxiv-like"] and ready["reddit-like"] and not ready["products-like"] and not ready["papers-like"]
 
 
 @pytest.mark.parametrize("scale", [0, -0.5, 1.5])

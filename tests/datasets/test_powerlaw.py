@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.datasets import powerlaw
+from gossamer.datasets import load, powerlaw
 from gossamer.datasets.generated import MODELS
 from gossamer.datasets.powerlaw import generate
+
+
+@functools.cache
+def tenth_of(name):
+    return generate(MODELS[name].scaled(0.1))
 
 
 def homophily_of(data) -> float:
@@ -74,7 +81,7 @@ def test_binary_labels_are_neither_rare_nor_common_and_tell_classes_apart(num_cl
 
 
 def test_the_arxiv_like_shape_at_a_tenth():
-    data = generate(MODELS["arxiv-like"].scaled(0.1))
+    data = tenth_of("arxiv-like")
     assert (data.num_nodes, data.num_edges, data.num_features) == (16_935, 2 * 116_625, 128)
     assert data.x.dtype == torch.float32 and data.y.dtype == torch.int64
     assert int(data.y.max()) == 39 and torch.bincount(data.y).min() > 100
@@ -86,9 +93,24 @@ def test_the_arxiv_like_shape_at_a_tenth():
     assert shares == pytest.approx([0.54, 0.18, 0.28], abs=0.02)
 
 
-def test_neighbours_tell_more_than_features():
-    """A linear classifier on features averaged over two hops beats one on the features, and stays below the ceiling."""
-    data = generate(MODELS["arxiv-like"].scaled(0.1))
+def test_the_reddit_like_shape_at_a_tenth():
+    """Nodes and edges shrink together: the mean degree stays."""
+    data = tenth_of("reddit-like")
+    assert (data.num_nodes, data.num_edges, data.num_features) == (6_000, 2 * 1_200_000, 256)
+    degree = torch.bincount(data.edge_index[0], minlength=data.num_nodes).float()
+    assert float(degree.mean()) == 400 and degree.min() > 50 and degree.max() > 1000
+    assert homophily_of(data) == pytest.approx(0.2, abs=0.02)
+    shares = [float(data[m].float().mean()) for m in ("train_mask", "val_mask", "test_mask")]
+    assert shares == pytest.approx([0.66, 0.10, 0.24], abs=0.02)
+
+
+@pytest.mark.parametrize(("name", "most"), [("arxiv-like", 0.85), ("reddit-like", 0.92)])
+def test_neighbours_tell_more_than_features(name, most):
+    """A linear classifier on features averaged over two hops beats one on the features, and stays below the ceiling.
+
+    Of 400 neighbours the average tells the class of nearly every node: only confused labels are missed.
+    """
+    data = tenth_of(name)
     row, col = data.edge_index
     degree = torch.bincount(row, minlength=data.num_nodes).clamp(min=1)[:, None]
     smooth = data.x
@@ -96,7 +118,7 @@ def test_neighbours_tell_more_than_features():
         smooth = (smooth + torch.zeros_like(smooth).index_add_(0, row, smooth[col])) / (degree + 1)
     alone, averaged = (_ridge_accuracy(x, data) for x in (data.x, smooth))
     assert 0.1 < alone < 0.45
-    assert 0.5 < averaged < 0.85
+    assert 0.5 < averaged < most
     assert averaged > alone + 0.2
 
 
@@ -113,6 +135,12 @@ def test_dense_graphs_come_to_an_end():
     """Hubs have no new partners left long before: the rest is drawn evenly."""
     data = powerlaw(64, 150, 2, 2, homophily=0.5, confusion=0.0, exponent=2.1)
     assert data.num_edges == 300 and data.is_coalesced()
+
+
+def test_a_dense_graph_has_a_least_scale():
+    """Its mean degree stays, so that few nodes leave no room."""
+    with pytest.raises(ValueError, match=r"`num_edges` 600000 .* more nodes \(a larger `scale` of a named set\)"):
+        load("reddit-like", scale=0.05)
 
 
 def test_more_edges_than_there_is_room_for():

@@ -13,6 +13,7 @@ from gossamer.engine.float32 import FLOAT32, Float32
 from gossamer.engine.int8.engine import Int8Engine
 from gossamer.engine.published import Published
 from gossamer.engine.saved.engine import Saved
+from support.pyg_models import Gcnii
 
 CODEC = gs.Blockwise(bits=4)
 
@@ -106,6 +107,14 @@ def test_the_last_product_feeds_the_loss(name):
     inside = [n for n, _ in model.named_modules() if n == last or not last or n.startswith(f"{last}.")]
     assert found == dict.fromkeys(inside, FEEDS_LOSS)
     assert exceptions_of(model, gs.Float32()) == {}
+
+
+def test_layers_that_keep_their_width_do_not_feed_the_loss():
+    """GCNII lists its linear layers first; without them the last of its convolutions does."""
+    model = Gcnii(16, 8, 2, 5)
+    assert products_of(model) == ["lins.0", "lins.1", "convs.0", "convs.1"]
+    assert exceptions_of(model, gs.Int8()) == {"lins.1": FEEDS_LOSS}
+    assert exceptions_of(model.convs, gs.Int8()) == {"1": FEEDS_LOSS, "1.aggr_module": FEEDS_LOSS}
 
 
 def test_modules_that_are_named():

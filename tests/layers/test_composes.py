@@ -13,7 +13,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data
 
 import gossamer as gs
-from support.pyg_models import assert_same
+from support.pyg_models import Gcnii, assert_same
 
 MODELS = {
     "gcn": lambda: pyg.GCN(12, 16, 2, 5, norm="batch_norm"),
@@ -22,6 +22,8 @@ MODELS = {
     "gin": lambda: pyg.GIN(12, 16, 2, 5),
     "gat": lambda: pyg.GAT(12, 16, 2, 5, heads=2),
     "gatv2": lambda: pyg.GAT(12, 16, 2, 5, heads=2, v2=True),
+    "gcnii": lambda: Gcnii(12, 16, 2, 5),
+    "gcnii, two weights": lambda: Gcnii(12, 16, 2, 5, shared_weights=False),
 }
 
 
@@ -66,7 +68,7 @@ quiet = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning
 
 
 @quiet
-@pytest.mark.parametrize("kind", ["gcn", "gat", "sage max", "own"])
+@pytest.mark.parametrize("kind", ["gcn", "gat", "sage max", "gcnii", "own"])
 def test_compiled(kind, graph, fused, dynamo):
     model = Own() if kind == "own" else MODELS[kind]()
     gs.lighten_(model)

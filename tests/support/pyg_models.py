@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import BatchNorm, GCN2Conv, LayerNorm
 
 import gossamer as gs
 
@@ -33,6 +35,26 @@ NASTY = {
 def random_input() -> tuple[Tensor, Tensor]:
     """x [50, 12], which requires grad, and a random edge_index with loops and duplicates."""
     return torch.randn(50, 12).requires_grad_(), NASTY["random"][0].clone()
+
+
+class Gcnii(nn.Module):
+    """GCNII as users write it: all convolutions read the result of the first of two linear layers, listed first."""
+
+    def __init__(
+        self, in_channels, hidden_channels, num_layers, out_channels, dropout=0.0, norm=None, **options
+    ) -> None:
+        super().__init__()
+        self.lins = nn.ModuleList([nn.Linear(in_channels, hidden_channels), nn.Linear(hidden_channels, out_channels)])
+        convs = [GCN2Conv(hidden_channels, 0.2, 0.5, layer + 1, **options) for layer in range(num_layers)]
+        self.convs, self.dropout = nn.ModuleList(convs), nn.Dropout(dropout)
+        kind = {None: nn.Identity, "batch_norm": BatchNorm, "layer_norm": LayerNorm}[norm]
+        self.norms = nn.ModuleList([kind(hidden_channels) for _ in convs])
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = x_0 = functional.relu(self.lins[0](self.dropout(x)))
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = functional.relu(norm(conv(self.dropout(x), x_0, edge_index, edge_weight)))
+        return self.lins[1](self.dropout(x))
 
 
 def _as(value, dtype):

@@ -89,6 +89,14 @@ class Adjacency:
         parts = zip(self.matrix(), other.matrix(), strict=True)
         return self.value is None and all(a is b for a, b in parts)
 
+    def times(self, factor: float) -> Adjacency:
+        """factor A, of a sum."""
+        dst_scale, diagonal = self.dst_scale, self.diagonal
+        if dst_scale is None:
+            dst_scale = torch.ones(self.graph.num_dst, device=self.graph.rowptr.device)
+        diagonal = None if diagonal is None else factor * diagonal
+        return dataclasses.replace(self, dst_scale=factor * dst_scale, diagonal=diagonal)
+
     def under(self, policy: Policy) -> Adjacency:
         return self if policy == self.policy else dataclasses.replace(self, policy=policy)
 

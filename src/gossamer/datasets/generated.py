@@ -22,12 +22,14 @@ STREAM_ABOVE = 50_000_000  # directed edges; larger graphs are built on disk
 
 MODELS = {
     "arxiv-like": BlockModel(169_343, 1_166_243, 128, 40),
+    "reddit-like": BlockModel(60_000, 12_000_000, 256, 41, homophily=0.2, confusion=0.1, split=(0.66, 0.10, 0.24)),
     "products-like": BlockModel(2_449_029, 61_859_140, 100, 47, exponent=2.9, split=(0.08, 0.02, 0.90)),
     "yelp-like": BlockModel(716_847, 6_977_410, 300, 50, split=(0.75, 0.10, 0.15), labels=100),
     "papers-like": BlockModel(111_059_956, 1_615_685_872, 128, 172, directed=True, split=(0.0109, 0.0011, 0.0019)),
 }
 NOTES = {
     "arxiv-like": "the size of ogbn-arxiv; generated in memory",
+    "reddit-like": "as dense as Reddit (400 neighbours), a quarter of its nodes; in memory, scale= from 0.1 on",
     "products-like": "the size of ogbn-products; generated on disk unless scale= makes it small",
     "yelp-like": "the size of Yelp, 100 binary labels per node; generated in memory",
     "papers-like": "the size of ogbn-papers100M; generated on disk unless scale= makes it small",
@@ -78,7 +80,7 @@ def load_named(
     root: PathLike | None = None,
     progress: bool = True,
 ) -> Data:
-    """One of `MODELS`, with `scale` times its nodes and edges.
+    """One of `MODELS`, with `scale` times its nodes and edges, so with the same mean degree.
 
     Up to 50 million directed edges the graph is made in memory; above, or with `stored=True`, it is made on disk
     under `root`, once, and opened as memory-mapped tensors (`rowptr` and `col` instead of `edge_index`). `labels`

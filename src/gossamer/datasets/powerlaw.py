@@ -82,7 +82,7 @@ def _check_room(model: BlockModel, within: int) -> None:
             raise ValueError(
                 f"`num_edges` {model.num_edges} with `homophily` {model.homophily} asks for {wanted} distinct edges "
                 f"{kind} classes, more than half of the {possible} that {model.num_nodes} nodes allow. Remedy: fewer "
-                "edges, more nodes, or another homophily"
+                "edges, more nodes (a larger `scale` of a named set), or another homophily"
             )
 
 

@@ -2,7 +2,8 @@
 
 The exceptions of int8: the layer that feeds the loss, as an error e of a logit multiplies a probability by exp(e). It
 is the last product in the order in which the model lists its modules, a convolution with all it holds or a linear
-layer. And what the user named.
+layer. GCNII's convolutions hand on as many columns as they take: another layer makes logits of these, wherever it is
+listed. And what the user named.
 """
 
 from __future__ import annotations
@@ -75,8 +76,7 @@ def exceptions_of(model: nn.Module, compute: Any) -> dict[str, str]:
             f"`float32` must name modules of the model (there is no {unknown[0]!r}); "
             f"they are {', '.join(name for name, _ in model.named_modules() if name)[:300]}"
         )
-    last = products_of(model)[-1:]
-    for top, why in [(name, NAMED) for name in compute.float32] + [(name, FEEDS_LOSS) for name in last]:
+    for top, why in [(name, NAMED) for name in compute.float32] + [(name, FEEDS_LOSS) for name in _last(model)]:
         found |= {name: why for name, _ in model.named_modules() if name == top or name.startswith(f"{top}.")}
     return found
 
@@ -87,11 +87,18 @@ def products_of(model: nn.Module) -> list[str]:
     return [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
 
 
+def _last(model: nn.Module) -> list[str]:
+    """The name of the product that feeds the loss, in a list; none if nothing multiplies."""
+    products = products_of(model)
+    changing = [name for name in products if not isinstance(model.get_submodule(name), pyg.GCN2Conv)]
+    return (changing or products)[-1:]
+
+
 def _multiplies(module: nn.Module) -> bool:
-    """A linear layer, or a convolution that holds one by itself and not in an MLP (as GIN does)."""
+    """A linear layer, or a convolution that holds one by itself and not in an MLP (as GIN does), or bare weights."""
     lins = (nn.Linear, pyg.Linear)
     holds = isinstance(module, pyg.MessagePassing) and any(isinstance(child, lins) for child in module.children())
-    return isinstance(module, lins) or holds
+    return isinstance(module, (*lins, pyg.GCN2Conv)) or holds
 
 
 def _watches(names: list[str], products: list[str], tolerance: float) -> dict[str, Watch]:

@@ -13,10 +13,11 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 from ..engine.rules import has_message_hooks
-from . import dense, gat, gcn, gin, inputs, models, sage
+from . import dense, gat, gcn, gcn2, gin, inputs, models, sage
 
 CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
     pyg.GCNConv: gcn.GCNConv,
+    pyg.GCN2Conv: gcn2.GCN2Conv,
     pyg.SAGEConv: sage.SAGEConv,
     pyg.GraphConv: sage.GraphConv,
     pyg.GINConv: gin.GINConv,
@@ -54,7 +55,8 @@ def why_not(module: Any) -> str | None:
             return "decomposed_layers > 1 splits messages by columns, which no kernel of ours needs"
         if has_message_hooks(module):
             return "someone listens to its messages (register_message_forward_hook and the like)"
-    if isinstance(module, (pyg.GCNConv, pyg.GATConv, pyg.GATv2Conv)) and module.aggr not in ("add", "sum"):
+    sums = (pyg.GCNConv, pyg.GCN2Conv, pyg.GATConv, pyg.GATv2Conv)
+    if isinstance(module, sums) and module.aggr not in ("add", "sum"):
         return f"aggr={module.aggr!r}: {type(module).__name__} has kernels for sums only"
     if isinstance(module, pyg.GATv2Conv) and module.edge_dim is not None:
         return "edge features enter every column of GATv2's attention: no kernel yet"

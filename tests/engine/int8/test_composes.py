@@ -218,6 +218,19 @@ def test_autocast(model):
     assert cosine(gradients(model, *data()), want) > NEAR  # and off again
 
 
+def test_autocast_of_a_root_in_float32():
+    """Its product is bfloat16 then, and is added to one in int8: summed first, as the layer widens its rows."""
+    x, edges = data()
+    model = nn.ModuleList([pyg.SAGEConv(WIDTH, 4 * WIDTH), nn.Linear(2, 2)])
+    want = model[0](x, edges)
+    gs.lighten_(model, gs.Recipe(compute=Int8(float32=("0.lin_r",))))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model[0](x, edges)
+        out.float().square().sum().backward()
+    assert nsr(out, want.detach()) < 1e-3
+    assert all(bool(p.grad.isfinite().all()) for p in model[0].parameters())
+
+
 def test_autocast_of_blocks_with_few_destinations():
     """Rows that bfloat16 made are added to a float32 product."""
     conv = pyg.SAGEConv(WIDTH, 16)

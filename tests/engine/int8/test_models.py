@@ -25,6 +25,7 @@ from gossamer.ops.norm_act import Epilogue, Over
 from support.compare import cosine, nsr
 from support.int8 import Exact, assert_near, exact
 from support.paths import forced
+from support.pyg_models import Gcnii
 from support.tensors import seeded, tensors
 
 NODES, COLUMNS, OUTS = 200, 24, 16
@@ -130,6 +131,34 @@ def test_a_layer_is_its_formula(kind, requires_grad):
         assert cosine(a, b) > 0.99 and nsr(a, b) < 4e-3  # gradients alone are rounded: three times or less, 1e-3 each
 
 
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["hidden", "input"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_gcnii_adds_its_identity_in_float32(shared, requires_grad):
+    """Products of dequantised operands; what is beside them, with a weight of 0.78 in layer 2, is not rounded."""
+    layer = pyg.GCN2Conv(COLUMNS, 0.2, 0.5, 2, shared_weights=shared)
+    plain = copy.deepcopy(layer)
+    lightened(layer)
+    x, x_0, dout = (t.detach() for t in tensors((NODES, COLUMNS), (NODES, COLUMNS), (NODES, COLUMNS), seed=2))
+    x.requires_grad_(requires_grad)
+    alpha, beta = layer.alpha, layer.beta
+    out = layer(x, x_0, edges())
+    adjacency = build.gcn(edges(), NODES, None, False, True).times(1 - alpha)
+    with torch.no_grad():
+        h = adjacency.product(x, None, alpha * x_0 if shared else None)
+        rest = (1 - beta) * (h if shared else h + alpha * x_0)
+    truth: Exact = exact(h, None, [beta * layer.weight1.t()], [None], "multiply", dout, rest)
+    wanted, size = truth.out, truth.size
+    if not shared:
+        other: Exact = exact(x_0, None, [alpha * beta * layer.weight2.t()], [None], "multiply", dout)
+        wanted, size = wanted + other.out, size + other.size
+    assert_near(out, wanted, size, 3 * COLUMNS)
+    leaves = [*layer.parameters(), *([x] if requires_grad else [])]
+    found = torch.autograd.grad(out, leaves, dout)
+    leaves = [*plain.parameters(), *([x] if requires_grad else [])]
+    for a, b in zip(found, torch.autograd.grad(plain(x, x_0, edges()), leaves, dout), strict=True):
+        assert cosine(a, b) > 0.99 and nsr(a, b) < 4e-3  # as above
+
+
 # Norm, activation and dropout before a product.
 
 NORMS = {
@@ -217,7 +246,13 @@ def test_dropout_between_drops_what_it_says(fused):
 
 # Whole models against float32.
 
-MODELS = {"GCN": pyg.GCN, "GraphSAGE": pyg.GraphSAGE, "GIN": pyg.GIN}
+MODELS = {
+    "GCN": pyg.GCN,
+    "GraphSAGE": pyg.GraphSAGE,
+    "GIN": pyg.GIN,
+    "GCNII": Gcnii,
+    "GCNII, two weights": functools.partial(Gcnii, shared_weights=False),
+}
 
 
 @functools.cache
@@ -344,6 +379,17 @@ def test_a_tensor_that_two_layers_read_is_rounded_once(rounded):
     with torch.no_grad():
         x -= x.grad
     assert read() == 1
+
+
+def test_initial_features_of_gcnii_are_rounded_once(rounded):
+    """Of four layers with two weights: x_0, and the neighbour sum of each."""
+    model = nn.ModuleList([pyg.GCN2Conv(COLUMNS, 0.2, 0.5, k + 1, shared_weights=False) for k in range(4)])
+    model.append(nn.Linear(2, 2))
+    gs.lighten_(model, "tango")
+    x = x_0 = torch.randn(NODES, COLUMNS, requires_grad=True)
+    for layer in model[:4]:
+        x = layer(x, x_0, edges())
+    assert rounded.count((NODES, COLUMNS)) == 1 + 4
 
 
 def test_rounded_stochastically_a_tensor_is_rounded_anew(rounded):

@@ -18,6 +18,7 @@ from gossamer import measure, native
 from support.codecs import EXACT
 from support.paths import forced
 from support.planted import planted
+from support.pyg_models import Gcnii
 from support.saved import dots
 from support.tensors import seeded, tensors
 from support.traces import Calls
@@ -80,6 +81,8 @@ MODELS = {
     "gin, no norm": ready(pyg.GIN, None, "gelu"),
     "gat": ready(pyg.GAT, heads=2),
     "gat, residual": ready(pyg.GAT, heads=2, residual=True),
+    "gcnii": lambda: Gcnii(IN, HIDDEN, 3, OUT, dropout=0.5),
+    "gcnii, two weights": lambda: Gcnii(IN, HIDDEN, 3, OUT, dropout=0.5, shared_weights=False),
     "mlp": lambda: pyg.MLP([IN, HIDDEN, HIDDEN, OUT], dropout=0.5),
     "mlp, no norm": lambda: pyg.MLP([IN, HIDDEN, HIDDEN, OUT], dropout=0.5, norm=None, act="gelu", plain_last=False),
     "sequence": plain_sequence,
@@ -212,6 +215,30 @@ def test_sage_saves_one_tensor(kind):
     with measure.kept(exclude=[conv]) as account:
         out = conv(args[0] * 1, args[1])
     assert account.bytes == gs.Blockwise(bits=2).nbytes((NODES, IN)) and out.requires_grad
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_initial_features_of_gcnii_that_a_norm_made_are_saved_once(norm):
+    """With two weights a layer saves its neighbour sum, and of x_0 nothing that its norm has saved already."""
+
+    class Model(nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(IN) if norm else nn.Identity()
+            self.convs = nn.ModuleList([pyg.GCN2Conv(IN, 0.2, 0.5, k + 1, shared_weights=False) for k in range(layers)])
+
+        def forward(self, x, edge_index):
+            x = x_0 = functional.relu(self.norm(x))
+            for conv in self.convs:
+                x = conv(x, x_0, edge_index)
+            return x
+
+    def bytes_of(layers):
+        model, args = lightened(Model(layers), "exact-int2"), arguments("gcn", needs_grad=True)
+        return measure.kept_bytes(lambda: model(*args), exclude=[model, args])
+
+    codes, weights = gs.Blockwise(bits=2).nbytes((NODES, IN)), 2 * 4 * IN * IN  # scaled by alpha and beta, so copies
+    assert bytes_of(3) - bytes_of(2) == (1 if norm else 2) * codes + weights
 
 
 def test_dropout_of_input_that_needs_no_gradient_costs_nothing_and_is_exact():

@@ -202,6 +202,7 @@ def _apply(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
     norm = spec.entry.epilogue or Epilogue()
+    add = None if add is None else add.float()  # autocast may have made it bfloat16
     return _Int8.apply(x.float().contiguous(), norm.weight, norm.bias, add, att, spec, *params)
 
 
