@@ -13,6 +13,12 @@ GOSSAMER_INLINE bool write_rows(int64_t first, int64_t last, const RowWriter& wr
   return true;
 }
 
+// Whether the sum of row i, whose edges are row i - shift of `a`, is zero because nothing is added up.
+GOSSAMER_INLINE bool is_empty(const Csr& a, int64_t shift, const RowEnd& end, int64_t i) {
+  return a.rowptr[i - shift] == a.rowptr[i - shift + 1] && !end.bias && !end.rows &&
+         !(end.diagonal && end.diagonal[i * end.step] != 0);
+}
+
 // Neighbour sums of codes, as codes.
 static bool spmm_rows(Csr a, EdgeWeight w, RowEnd end, const int8_t* x, RowCodes to, int64_t cols, int threads) {
   const int64_t width = cols / w.heads;
@@ -21,10 +27,20 @@ static bool spmm_rows(Csr a, EdgeWeight w, RowEnd end, const int8_t* x, RowCodes
   parallel_rows(a.rowptr, a.num_dst, cols, threads, [&](int64_t first, int64_t last) {
     bool written = true;
     const auto sum = [&](const Csr& m, int64_t shift, const EdgeWeight& of, int64_t begin, int64_t stop) {
-      written &= write_rows(begin, stop, writer, [&](float* row, int64_t i) {
+      Buffer<float> row(cols);
+      if (!row.data) {
+        written = false;
+        return;
+      }
+      for (int64_t i = begin; i < stop; ++i) {
+        if (is_empty(m, shift, end, i)) {  // most rows, where few edges are kept
+          writer.write_zeros(i);
+          continue;
+        }
         for (int64_t head = 0; head < of.heads; ++head)
-          spmm_row(m, shift, of, end, i, head, x, row, cols, head * width, (head + 1) * width, false);
-      });
+          spmm_row(m, shift, of, end, i, head, x, row.data, cols, head * width, (head + 1) * width, false);
+        writer.write(row.data, row.data, i);
+      }
     };
     if (!over_kept(a, w, first, last, sum) || !written) __atomic_store_n(&enough, false, __ATOMIC_RELAXED);
   });

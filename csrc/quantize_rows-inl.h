@@ -120,6 +120,10 @@ struct RowWriter {
     if (to.noise.on) quantize_row<true>(row, to.codes + i * cols, to.scale + i, cols, key, index);
     else quantize_row<false>(row, to.codes + i * cols, to.scale + i, cols, key, index);
   }
+  void write_zeros(int64_t i) const {
+    if (cols > 0) std::memset(to.codes + i * cols, 0, size_t(cols));
+    to.scale[i] = 0.0f;
+  }
 };
 
 GOSSAMER_INLINE void dequantize_row(const int8_t* codes, float scale, float* out, int64_t cols, bool streaming) {
