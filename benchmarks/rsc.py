@@ -96,6 +96,9 @@ def product_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "compacted": lambda: gs.ops.spmm_rows(kept, rows, None, None, None, factor, 1),
         "score": int8["score"],
     }
+    none = matrix._replace(rowptr=torch.zeros_like(matrix.rowptr), col=matrix.col[:0])
+    float32["write"], int8["write"] = lambda: row_sums(none, dz), lambda: spmm_int8_op(none, rows)
+    int8_rows["write"] = lambda: gs.ops.spmm_rows(none, rows, None, None, None, factor, 1)
     shared = {
         "selection": lambda: gs.ops.top_rows(key, degree, edges),
         "allocation": lambda: curve_of(key, degree, score, "threshold"),
@@ -284,7 +287,7 @@ def test_score(data: Any, kind: str, recipe: gs.Recipe, seed: int, args: argpars
 
 
 def noise(args: argparse.Namespace) -> None:
-    """Of the first weight's gradient, relative to its norm; the best rows have a bias alone, sampled ones noise alone."""
+    """Of the first weight's gradient, relative to its norm: the best rows have a bias, sampled ones noise."""
     data, results = gs.datasets.load(args.set), []
     for budget in map(float, args.budgets.split(",")):
         exact = first_gradient(data, gs.Exact(), 1)[0]

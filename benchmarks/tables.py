@@ -11,6 +11,7 @@ from typing import Any
 
 import activation_tables
 import int8_tables
+import rsc_tables
 from harness import RESULTS, ROOT
 
 
@@ -48,7 +49,7 @@ def describe(content: dict[str, Any]) -> str:
     )
 
 
-MADE = activation_tables.TABLES | int8_tables.TABLES
+MADE = activation_tables.TABLES | int8_tables.TABLES | rsc_tables.TABLES
 
 
 def table(name: str) -> str:
@@ -210,3 +211,4 @@ if __name__ == "__main__":
         for results in RESULTS.glob(pattern):
             plot(json.loads(results.read_text()), results.with_suffix(".png"))
     activation_tables.curve_plot(Results(), ROOT / "docs" / "activations-curve.png")
+    rsc_tables.plots(Results(), ROOT / "docs")

@@ -58,7 +58,7 @@ class Sampling:
 
     @property
     def kept(self) -> float:
-        """The share of all multiplications that is kept."""
+        """The share of all multiplications that the last selections kept."""
         work = sum(layer.columns * layer.edges for layer in self.layers.values())
         kept = sum(layer.columns * layer.edges * layer.kept for layer in self.layers.values())
         return kept / work if work else 1.0
@@ -88,8 +88,8 @@ class Sampling:
         return table
 
     def _title(self) -> str:
-        shares = f"{self.kept:.1%} of the work (budget {self.budget:.0%})"
-        return f"backward products: {self.phase}, {self.passes} passes, {shares}"
+        kept = f"selections keep {self.kept:.1%} of the work (budget {self.budget:.0%})"
+        return f"backward products after {self.passes} passes: {self.phase}; {kept}"
 
     def _caption(self) -> str:
         held = f"selections take {self.bytes / 1e6:.1f} MB"

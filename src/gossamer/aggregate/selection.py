@@ -34,7 +34,6 @@ from .. import ops
 from ..graph import Graph
 from ..ops.csr import Sparse
 from ..ops.quantize_rows import QRows
-from ..ops.random import words
 from ..ops.row_selection import kept_matrix
 from ..ops.spmm import row_sums
 from .budget import Budget, Curve, curve_of
@@ -47,6 +46,8 @@ if TYPE_CHECKING:
 LEAST_ROWS = 10
 SAMPLED_ROWS = 1024
 """Rows of a result, evenly spaced, from which its norm and the true error are estimated."""
+FOLLOWED_EVERY = 5
+"""Passes after which a selection adds to the curve: one in every pass would cost as much as the selection."""
 NONZERO = NonzeroRows()
 
 
@@ -60,6 +61,8 @@ class RowSelection:
         self.share: float | None = None
         """Of the work of an exact product; None until the first allocation."""
         self.curve: Curve | None = None
+        self.followed_at = -FOLLOWED_EVERY
+        """The pass that last added to the curve."""
         self.norm = 0.0
         self.draws = 0
         self.kept_work = 1.0
@@ -96,7 +99,6 @@ class RowSelection:
         self.budget.enter(self)
         if self.budget.phase == "exact":
             self._forget()
-            self.kept_work = 1.0
             return NONZERO.multiply(adjacency, gradient, product)
         if self.budget.phase == "warm-up" or self.share is None:
             self._scores(adjacency, gradient)
@@ -129,8 +131,10 @@ class RowSelection:
         score = norms.float() * self._norms_of(adjacency)
         per_edge = score * degree.clamp(min=1).float().rsqrt()
         key = score if setting.rank == "score" and not setting.sample else per_edge
-        found = curve_of(key, degree, score, setting.allocation)
-        self.curve = found if self.curve is None else self.curve.averaged(found)
+        if self.budget.phase == "warm-up" or self.budget.passes - self.followed_at >= FOLLOWED_EVERY:
+            found = curve_of(key, degree, score, setting.allocation)
+            self.curve = found if self.curve is None else self.curve.averaged(found)
+            self.followed_at = self.budget.passes
         return score, key
 
     def _norms_of(self, adjacency: Adjacency) -> Tensor:
@@ -183,7 +187,7 @@ class RowSelection:
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
-    NUMBERS = ("width", "edges", "share", "norm", "draws", "kept_work", "at_floor")
+    NUMBERS = ("width", "edges", "share", "followed_at", "norm", "draws", "kept_work", "at_floor")
 
     def state(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in self.NUMBERS}
@@ -257,7 +261,7 @@ def _fingerprint(graph: Graph) -> tuple[int, ...]:
 def _uniform(seed: int, name: str, number: int, rows: int) -> Tensor:
     """[0, 1), one number for each row, of this module and this pass."""
     mixed = (seed + zlib.crc32(name.encode()) * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % 2**63
-    return (words(mixed, torch.arange(rows)) >> 8).float() * 2.0**-24
+    return ((ops.random_bits(mixed, rows) >> 8) & (2**24 - 1)).float() * 2.0**-24
 
 
 def _some(out: Any, factor: Tensor | None = None) -> tuple[Tensor, float]:

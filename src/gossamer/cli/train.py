@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from ..aggregate import TopRows
+from ..aggregate.health import Sampling, sampling
 from ..datasets import GraphList
 from ..recipe import recipe_of
 from ..training import train as run_training
@@ -22,8 +24,10 @@ from .errors import told_plainly
 PLAIN = ("none", "pyg")
 
 
-def show(result: TrainResult, dataset: str, out: Path | None) -> None:
+def show(result: TrainResult, dataset: str, out: Path | None, selected: Sampling | None) -> None:
     print(f"{dataset}: {result}")
+    if selected is not None:
+        print(selected)
     if out is not None:
         print(f"{out}: result.json, run.json, checkpoint.safetensors; scalars: tensorboard --logdir {out}")
 
@@ -78,10 +82,13 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             settings=settings,
         )
+    selects = chosen is not None and isinstance(chosen.backward, TopRows)
+    selected = sampling(network) if selects else None
     if as_json:
-        print(json.dumps({"settings": settings, "recipe": recipe, "out": out and str(out)} | asdict(result)))
+        facts = {"settings": settings, "recipe": recipe, "out": out and str(out)} | asdict(result)
+        print(json.dumps(facts | ({} if selected is None else {"sampling": json.loads(selected.to_json())})))
     else:
-        show(result, dataset, out)
+        show(result, dataset, out, selected)
 
 
 def _set_threads(threads: int | None) -> None:

@@ -9,6 +9,7 @@
     print(peak.bytes)
 
     measure.kept_bytes(step), measure.epoch_seconds(step)   the same for one function, and its time
+    measure.selection_bytes(model)                          what gs.TopRows(...) holds beside the graph
     measure.in_fresh_process(function, ...)                 value, peak and seconds in an interpreter of its own
 
 Kept bytes, those saved for backward, depend on the method alone; the peak depends on the machine and its allocator too.
@@ -17,7 +18,7 @@ Measure the peak in a fresh process: memory that earlier work freed would be reu
 
 from .fresh_process import Fresh, FreshProcessError, in_fresh_process
 from .peak_memory import Peak, peak
-from .saved_memory import Kept, KeptTensor, kept, kept_bytes
+from .saved_memory import Kept, KeptTensor, kept, kept_bytes, selection_bytes
 from .seconds import Seconds, epoch_seconds
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "kept",
     "kept_bytes",
     "peak",
+    "selection_bytes",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..aggregate.health import sampling
 from ..graph import Graph
 
 
@@ -79,6 +80,11 @@ def kept_bytes(function: Callable[[], Any], exclude: object = ()) -> int:
         result = function()
     del result  # it lived until the account was taken
     return account.bytes
+
+
+def selection_bytes(model: nn.Module) -> int:
+    """Bytes that the selections of gs.TopRows(...) hold beside the graph: masks, and matrices of the edges kept."""
+    return sampling(model).bytes
 
 
 def _account(parts: list[Tensor], ignored: set[int]) -> list[KeptTensor]:
