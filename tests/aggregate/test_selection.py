@@ -329,6 +329,16 @@ def test_gradients_of_edge_weights(edge_grad):
         assert torch.equal(found[0], found[1] * stays) and 0 < int(stays.sum()) < 1500
 
 
+@pytest.mark.parametrize("name, needs_x", [("star", False), ("reversed star", False), ("no edges", True)])
+def test_a_selection_is_not_used_for_the_edges_of_another_graph(name, needs_x):
+    """Where nothing is selected, as x needs no gradient or there are no edges, all edges have theirs."""
+    policy, graph = bound(top(0.2, edge_grad="sliced")), graphs.graph(name)
+    after_warmup(adjacency("power law", "sum").under(policy), sloping(400), 4)
+    value, x = rand(graph.num_edges).requires_grad_(), rand(graph.num_src, 7).requires_grad_(needs_x)
+    Adjacency.of(graph, value).under(policy).product(x).sum().backward()
+    torch.testing.assert_close(value.grad, x.detach()[graph.edge_index[0]].sum(1))
+
+
 # At random ------------------------------------------------------------------------------------------------------
 
 

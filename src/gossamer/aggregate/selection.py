@@ -92,6 +92,7 @@ class RowSelection:
     ) -> Result:
         rows = gradient.codes if isinstance(gradient, QRows) else gradient
         if rows.size(1) == 0 or adjacency.graph.num_edges == 0:
+            self._forget()
             return product(Transposed(adjacency.transpose()))
         self.width, self.edges = rows.size(1), adjacency.graph.num_edges
         self.budget.enter(self)
