@@ -12,7 +12,8 @@ from gossamer.recipe import PLACES, Recipe, UnknownRecipe, recipe_of
 
 
 def test_a_recipe_is_a_value():
-    assert gs.Recipe() == gs.Recipe(compute=gs.Float32(), activations=gs.Keep(), backward=gs.Exact(), training=None)
+    usual = {"compute": gs.Float32(), "activations": gs.Keep(), "backward": gs.NonzeroRows(), "training": None}
+    assert gs.Recipe() == gs.Recipe(**usual) != gs.Recipe(backward=gs.Exact())
     assert hash(gs.Recipe()) == hash(gs.Recipe())
     assert repr(gs.Recipe()) == "Recipe()"
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -30,7 +31,11 @@ def test_every_place_takes_what_it_lists():
     [
         ("compute", gs.Keep(), r"`compute` must be gs.Float32\(\).*got Keep\(\)\); it belongs to `activations`"),
         ("activations", gs.Exact(), r"`activations` must be gs.Keep\(\).*it belongs to `backward`"),
-        ("backward", gs.Float32(), r"`backward` must be gs.Exact\(\).*it belongs to `compute`"),
+        (
+            "backward",
+            gs.Float32(),
+            r"`backward` must be gs.NonzeroRows\(\) or gs.Exact\(\) or gs.TopRows\(\).*to `compute`",
+        ),
         ("training", gs.Keep(), r"`training` must be .*None.*it belongs to `activations`"),
         ("compute", None, r"`compute` must be gs.Float32\(\).*got None"),
         ("compute", "float32", r"`compute` must be gs.Float32\(\).*got 'float32'"),

@@ -11,8 +11,10 @@ import torch
 import gossamer as gs
 from gossamer import ops
 from gossamer.aggregate import Adjacency, Exact
+from gossamer.aggregate.policy import Transposed
 from gossamer.ops.quantize_rows import QRows
 from support import graphs
+from support.adjacencies import dense_of
 from support.compare import UNIT
 from support.tensors import rand
 
@@ -268,26 +270,27 @@ def test_a_sum_is_void_once_a_part_has_changed(part):
 def test_exact_multiplies_by_the_transpose():
     for name, parts in itertools.product(("power law", "bipartite, few sources"), ({"value"}, {"scales"}, set())):
         adjacency, matrix = made(name, parts)
-        rowptr, col, value, src_scale, dst_scale = Exact().transposed(adjacency, rand(adjacency.graph.num_dst, 3))
-        transposed = gs.Graph(rowptr, col, adjacency.graph.num_dst)
-        src, dst = transposed.edge_index
-        weight = torch.ones(len(src)).double() if value is None else value.double()
-        weight = weight if src_scale is None else weight * src_scale.double()[src] * dst_scale.double()[dst]
-        found = torch.zeros_like(matrix.t()).index_put_((dst, src), weight, True)
-        torch.testing.assert_close(found, matrix.t())
+        given, keep = Exact().multiply(adjacency, rand(adjacency.graph.num_dst, 3), lambda transposed: transposed)
+        back = Adjacency(gs.Graph(given.rowptr, given.col, adjacency.graph.num_dst), *given[2:])
+        assert keep is None
+        torch.testing.assert_close(dense_of(back), matrix.t())
 
 
 def test_under_a_policy():
     adjacency, _ = made("star", {"scales"})
     assert adjacency.policy == Exact() and adjacency.under(Exact()) is adjacency
+    assert Exact().bound_to("conv", None) == Exact() and Exact().edge_rows() is None
 
 
 class Nothing:
     """Backward passes the diagonal alone."""
 
-    def transposed(self, adjacency, gradient):
+    def multiply(self, adjacency, gradient, product, factor=None):
         matrix = adjacency.transpose()
-        return matrix._replace(value=torch.zeros(matrix.col.numel()))
+        return product(Transposed(matrix._replace(value=torch.zeros(matrix.col.numel()))))
+
+    def edge_rows(self):
+        return None
 
 
 def test_a_policy_says_what_backward_multiplies():

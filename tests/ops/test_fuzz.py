@@ -29,7 +29,8 @@ EXTREMES = (-(2**63), -(2**31), -1, 2**31 - 1, 2**31, 2**62)
 
 def spoil_tensor(draw: Draw, x: Tensor) -> Tensor:
     kinds = ["dtype", "strided", "dimension", "empty", "longer", "shorter", "transposed", "one number"]
-    kind = draw(st.sampled_from([*kinds, *(["value"] * 4 if x.numel() and not x.is_floating_point() else [])]))
+    whole = x.numel() and not x.is_floating_point() and x.dtype != torch.bool
+    kind = draw(st.sampled_from([*kinds, *(["value"] * 4 if whole else [])]))
     if kind == "value":
         at, spoiled = draw(st.integers(0, x.numel() - 1)), x.clone()
         limits = torch.iinfo(x.dtype)

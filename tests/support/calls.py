@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,15 @@ def diagonals(draw: Draw, num_src: int, num_dst: int) -> Tensor | None:
     return draw(st.sampled_from([None, floats(draw, num_dst), floats(draw, 1).expand(num_dst)]))
 
 
+def masks(draw: Draw, count: int) -> Tensor:
+    return integers(draw, 0, 2, (count,), torch.bool)
+
+
+def kept(draw: Draw, num_src: int) -> list[Tensor]:
+    """The last argument of a sum: the sources that count, or nothing."""
+    return [masks(draw, num_src)] if draw(st.booleans()) else []
+
+
 def spmm(draw: Draw) -> list[Any]:
     rowptr, col, num_src = structure(draw)
     columns = draw(COLUMNS)
@@ -60,7 +70,24 @@ def spmm(draw: Draw) -> list[Any]:
         diagonal = diagonal.double()
     bias, rows = maybe(draw, floats(draw, columns)), maybe(draw, floats(draw, rowptr.numel() - 1, columns))
     value = weights(draw, col.numel(), columns)
-    return [rowptr, col, value, *scales, x, bias, diagonal, rows, None, None, None, None]
+    return [rowptr, col, value, *scales, x, bias, diagonal, rows, None, None, None, None, *kept(draw, num_src)]
+
+
+def nonzero_rows(draw: Draw) -> list[Any]:
+    rows = draw(COUNTS)
+    x = floats(draw, rows, draw(COLUMNS)) * masks(draw, rows).unsqueeze(1)
+    return [x.to(draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16])))]
+
+
+def top_rows(draw: Draw) -> list[Any]:
+    keys = st.sampled_from([0.0, 1e-45, 0.5, 1.0, 1.0 + 2**-20, 3e38, math.inf, math.nan])
+    key = torch.tensor(draw(st.lists(keys, max_size=9)), dtype=torch.float32)
+    return [key, integers(draw, 0, 9, (len(key),), torch.int64), draw(st.integers(0, 40))]
+
+
+def filter_edges(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    return [rowptr, col, weights(draw, col.numel(), 6), masks(draw, num_src)]
 
 
 def spmm_max(draw: Draw) -> list[Any]:
@@ -165,6 +192,10 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "coo_to_csr": coo_to_csr,
     "transpose_csr": lambda draw: list(structure(draw)),
     "spmm": spmm,
+    "nonzero_rows": nonzero_rows,
+    "row_norms_int8": lambda draw: gather_rows_int8(draw)[:2],
+    "top_rows": top_rows,
+    "filter_edges": filter_edges,
     "spmm_max": spmm_max,
     "spmm_max_backward": spmm_max_backward,
     "sddmm": sddmm,

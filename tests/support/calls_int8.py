@@ -13,7 +13,7 @@ from gossamer.ops import OPS
 from gossamer.ops.activation import ACTIVATIONS
 from gossamer.ops.norm_act import Over
 
-from .calls import COLUMNS, COUNTS, SEEDS, Draw, diagonals, floats, integers, maybe, structure, weights
+from .calls import COLUMNS, COUNTS, SEEDS, Draw, diagonals, floats, integers, kept, maybe, structure, weights
 from .calls_layers import SLOPES, save_epilogue, saved_codes
 
 
@@ -21,7 +21,8 @@ def codes(draw: Draw, rows: int, columns: int) -> Tensor:
     return integers(draw, -127, 128, (rows, columns), torch.int8)
 
 
-def spmm_int8(draw: Draw) -> list[Any]:
+def whole_sum(draw: Draw) -> list[Any]:
+    """Up to rows."""
     rowptr, col, num_src = structure(draw)
     columns, num_dst = draw(COLUMNS), rowptr.numel() - 1
     scales = [maybe(draw, floats(draw, count)) for count in (num_src, num_dst)]
@@ -29,6 +30,11 @@ def spmm_int8(draw: Draw) -> list[Any]:
     ends = [maybe(draw, floats(draw, columns)), diagonal, maybe(draw, floats(draw, num_dst, columns))]
     value = weights(draw, col.numel(), columns)
     return [rowptr, col, value, *scales, codes(draw, num_src, columns), floats(draw, num_src), *ends]
+
+
+def spmm_int8(draw: Draw) -> list[Any]:
+    args = whole_sum(draw)
+    return [*args, *kept(draw, len(args[5]))]
 
 
 def int8_linear(draw: Draw) -> list[Any]:
@@ -61,8 +67,8 @@ def int8_linear_rows(draw: Draw) -> list[Any]:
 
 
 def spmm_rows(draw: Draw) -> list[Any]:
-    args = spmm_int8(draw)
-    return [*args, *rounding(draw, args[5].size(1))]
+    args = whole_sum(draw)
+    return [*args, *rounding(draw, args[5].size(1)), *kept(draw, len(args[5]))]
 
 
 def quantize_times(draw: Draw) -> list[Any]:

@@ -70,7 +70,7 @@ def test_a_stopped_run_ends_like_one_that_was_not(tmp_path: Path, stopped: int, 
     assert result.best_epoch == expected.best_epoch
 
 
-@pytest.mark.parametrize("recipe", ["float32", "exact-int2", "tango", "feather"])
+@pytest.mark.parametrize("recipe", ["float32", "exact-int2", "tango", "rsc", "tango-rsc", "feather"])
 def test_a_lightened_run_is_resumed_too(tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in the middle of epoch 5, with its gradients made and its weights not yet; noise goes on as it would."""
     whole, model = model_of(width=16, layers=3), model_of(width=16, layers=3)
@@ -90,6 +90,56 @@ def test_a_lightened_run_is_resumed_too(tmp_path: Path, recipe: str, monkeypatch
     resumed = model_of(width=16, seed=1, layers=3)
     result = run(tmp_path / "stopped", resumed, recipe=recipe, resume=True)
     assert same_weights(whole, resumed) and result.history["loss"] == expected.history["loss"]
+
+
+ALIVE: dict[str, Any] = {"warmup": 1, "refresh": 3, "reallocate": 2}
+SELECTING = {
+    "rsc": gs.Recipe(backward=gs.TopRows(**ALIVE)),
+    "tango-rsc": gs.Recipe(compute=gs.Int8(), backward=gs.TopRows(**ALIVE)),
+    "greedy": gs.Recipe(backward=gs.TopRows(allocation="greedy", rank="score", **ALIVE)),
+    "at random": gs.Recipe(backward=gs.TopRows(sample=True, **ALIVE)),
+}
+
+
+@pytest.mark.parametrize("stopped", [2, 4, 7])
+@pytest.mark.parametrize("recipe", SELECTING)
+def test_a_selection_of_rows_is_resumed_too(tmp_path: Path, recipe: str, stopped: int) -> None:
+    """With its rows, their age, the shares of the layers and the averages behind them; all in the checkpoint."""
+    models = [model_of(width=16, seed=seed, layers=3) for seed in (0, 0, 1)]
+    expected = run(tmp_path / "whole", models[0], recipe=SELECTING[recipe])
+    with pytest.raises(Stop):
+        run(tmp_path / "stopped", models[1], recipe=SELECTING[recipe], on_epoch=stop_at(stopped))
+    result = run(tmp_path / "stopped", models[2], recipe=SELECTING[recipe], resume=True)
+    assert same_weights(models[0], models[2]) and result.history["loss"] == expected.history["loss"]
+    assert gs.sampling(models[2]).passes == 8 and max(x.draws for x in gs.sampling(models[2]).layers.values()) >= 2
+    kinds = {path.name.split(".")[0] for path in (tmp_path / "stopped").iterdir()}
+    assert kinds == {"run", "result", "checkpoint", "events"}
+
+
+def test_a_selection_leaves_the_optimizer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One Adam in all, which counts every step."""
+    made: list[torch.optim.Adam] = []
+    init = torch.optim.Adam.__init__
+
+    def noted(self: torch.optim.Adam, *args: Any, **options: Any) -> None:
+        made.append(self)
+        init(self, *args, **options)
+
+    monkeypatch.setattr(torch.optim.Adam, "__init__", noted)
+    run(tmp_path, model_of(layers=3), recipe=SELECTING["rsc"])
+    assert len(made) == 1 and all(int(moments["step"]) == 8 for moments in made[0].state.values())
+
+
+def test_the_last_epochs_are_exact(tmp_path: Path) -> None:
+    """From int(0.8 * 10) = 8 epochs on."""
+    kept: list[float] = []
+    model = model_of(width=16, layers=3)
+
+    def note(epoch: Epoch) -> None:
+        kept.append(gs.sampling(model).kept)
+
+    run(tmp_path, model, recipe=SELECTING["rsc"], epochs=10, on_epoch=note)
+    assert kept[0] == 1 and max(kept[1:8]) < 0.3 and kept[8:] == [1, 1]
 
 
 def test_early_stopping_is_resumed_too(tmp_path: Path) -> None:

@@ -255,6 +255,9 @@ class _Product(torch.autograd.Function):
             x, value = ctx.saved_tensors
             adjacency = dataclasses.replace(adjacency, value=value)
         dx = adjacency.back(dout) if needs_x else None
-        dvalue = adjacency.edge_gradient(x, dout) if needs_value else None
+        chosen = (
+            adjacency if needs_x else adjacency.under(EXACT)
+        )  # without a product no rows were selected for this graph
+        dvalue = chosen.edge_gradient(x, dout) if needs_value else None
         dbias = bias_gradient(dout).to(ctx.bias_dtype) if needs_bias else None
         return dx, dvalue, dbias, dout.to(ctx.add_dtype) if needs_add else None, None

@@ -55,8 +55,9 @@ def curve_of(key: Tensor, cost: Tensor, score: Tensor, allocation: str) -> Curve
     """Rows in bins of falling keys, interpolated to the grid of the allocation; nothing is sorted."""
     counts = key.isfinite() & (key > 0)
     bins = torch.where(counts, key, 0.0).view(torch.int32) >> KEY_BITS
-    kept = torch.where(counts, score if allocation == "greedy" else score.square(), 0.0)
-    columns = (counts.double(), torch.where(counts, cost, 0).double(), kept.double())
+    kept = torch.where(counts, score, 0.0).double()
+    kept = kept if allocation == "greedy" else kept.square()
+    columns = (counts.double(), torch.where(counts, cost, 0).double(), kept)
     sums = [torch.bincount(bins, column).flip(0).cumsum(0).numpy() for column in columns]
     rows, work, kept_sum = (np.concatenate([[0.0], column]) for column in sums)
     work = work / max(1.0, float(cost.sum()))
@@ -93,7 +94,9 @@ def greedy(demands: Sequence[Demand], budget: float) -> list[float]:
         at[last] -= 1
         spent -= demands[last].work * room
     shares = [float(w[k]) for w, k in zip(works, at, strict=True)]
-    if last is not None and spent < limit:
+    if last is None:
+        return _with_rest(demands, shares, limit - spent)
+    if spent < limit:
         shares[last] += min(room, (limit - spent) / demands[last].work)
     return shares
 
@@ -111,8 +114,15 @@ def threshold(demands: Sequence[Demand], budget: float) -> list[float]:
         shares[layer] += taken
         left -= taken * demands[layer].work
         if taken < step:
-            break
-    return shares
+            return shares
+    return _with_rest(demands, shares, left)
+
+
+def _with_rest(demands: Sequence[Demand], shares: list[float], left: float) -> list[float]:
+    """Nothing is lost, and the rest of the budget goes to all layers alike: a gradient to come may have fewer zeros."""
+    missing = sum(d.work * (1 - share) for d, share in zip(demands, shares, strict=True))
+    part = min(1.0, left / missing) if left > 0 and missing > 0 else 0.0
+    return [share + part * (1 - share) for share in shares]
 
 
 def _concave(work: Any, kept: Any) -> list[tuple[float, float]]:

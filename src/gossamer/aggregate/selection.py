@@ -4,7 +4,8 @@
     score_i     = ||A_i||_2 ||dZ_i||_2 = ||A_i^T dZ_i||_F
 
 S holds whole rows, those of largest key that fit into the module's share of the budget (budget.py); the key is the
-score, or score / sqrt(deg), which is the better buy for given work. With D the rows left out
+score, or score / sqrt(deg), which is the better buy for given work. Parallel edges count as entries of their own, so
+that the score of a row with many of them is too low. With D the rows left out, and without parallel edges
 
     ||dX - dX_S||_F  <=  sum_D score_i        and  =  sqrt(sum_D score_i^2)  if their products were orthogonal
 
@@ -94,6 +95,7 @@ class RowSelection:
     ) -> Result:
         rows = gradient.codes if isinstance(gradient, QRows) else gradient
         if rows.size(1) == 0 or adjacency.graph.num_edges == 0:
+            self._forget()
             return product(Transposed(adjacency.transpose()))
         self.width, self.edges = rows.size(1), adjacency.graph.num_edges
         self.budget.enter(self)
@@ -146,8 +148,11 @@ class RowSelection:
     def _draw(self, adjacency: Adjacency, gradient: Tensor | QRows) -> None:
         self._forget()
         score, key = self._scores(adjacency, gradient)
-        degree, edges = adjacency.graph.degree, math.floor((self.share or 0.0) * self.edges)
-        if self.budget.setting.sample:
+        degree = adjacency.graph.degree
+        edges = math.floor((self.share or 0.0) * self.edges + 1e-6)  # a share k / n allows k of n edges
+        if edges >= self.edges:  # rows that are zero now need not be so in later passes
+            keep = torch.ones_like(key, dtype=torch.bool)
+        elif self.budget.setting.sample:
             chance = chances(key, degree, edges)
             keep = _uniform(self.budget.seed, self.name, self.budget.passes, len(key)) < chance
             self._weight = torch.where(keep, chance.reciprocal(), 0.0)
@@ -165,6 +170,8 @@ class RowSelection:
         if self._weight is not None:
             scale = self._weight if matrix.src_scale is None else self._weight * matrix.src_scale
             matrix = matrix._replace(src_scale=scale)
+        if self.kept_work == 1 and self._weight is None:
+            return Transposed(matrix)
         if adjacency.value is not None or self._uses == 0:  # values that change, or a graph that may not come again
             return Transposed(matrix, keep)
         if self._compact is None or self._compact[0]() is not adjacency.graph:
@@ -271,7 +278,7 @@ def _some(out: Any, factor: Tensor | None = None) -> tuple[Tensor, float]:
     few = rows[picked]
     if isinstance(out, QRows):
         few = ops.dequantize_rows(few.contiguous(), out.scale[picked].contiguous())
-    few = few if factor is None else few / factor
+    few = few if factor is None else torch.where(factor == 0, 0.0, few / factor)
     return few, rows.size(0) / max(1, few.size(0))
 
 

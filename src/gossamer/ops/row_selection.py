@@ -14,6 +14,7 @@ shorter. None depends on the number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -160,10 +161,10 @@ filter_edges = define(
 )
 
 
-def kept_matrix(a: Sparse, keep: Tensor | None) -> Sparse:
-    """The matrix with the edges from sources that are kept."""
+def kept_matrix(a: Sparse, keep: Tensor | None, by: Callable[..., FilteredEdges] = filter_edges) -> Sparse:
+    """The matrix with the edges from sources that are kept; autograd sees through `by=filter_edges.reference` alone."""
     if keep is None:
         return a
-    found = filter_edges(a.rowptr, a.col, a.value, keep)
+    found = by(a.rowptr, a.col, a.value, keep)
     _checks.passed(found.rowptr, found.col, keep.numel())
     return a._replace(rowptr=found.rowptr, col=found.col, value=None if a.value is None else found.value)

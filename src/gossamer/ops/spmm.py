@@ -31,7 +31,7 @@ from ._sum_checks import FLOATS, check_ends, check_heads, check_weights, heads_o
 from .csr import Sparse, row_of_edge, transpose_csr
 from .gather_rows import gather_rows
 from .linear import bias_gradient
-from .row_selection import check_keep, kept_matrix
+from .row_selection import check_keep, filter_edges, kept_matrix
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -60,7 +60,7 @@ def weights_of_edges(col: Tensor, value: Tensor | None, src_scale: Tensor | None
 
 def weighted_sum(a: Sparse, x: Tensor, keep: Tensor | None = None) -> Tensor:
     """The definition of `spmm`, in the dtype of x."""
-    a = kept_matrix(a, keep)
+    a = kept_matrix(a, keep, filter_edges.reference)
     nnz = a.col.numel()
     weight = weights_of_edges(a.col, a.value, a.src_scale, x.dtype)
     heads = weight.size(1)
