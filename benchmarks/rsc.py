@@ -20,6 +20,7 @@ noise      bias and deviation of the gradient of the first layer's weight, over 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
@@ -242,7 +243,7 @@ def variants(budgets: list[float]) -> dict[str, gs.Recipe]:
         settings = {
             "density": rows,
             "score": gs.TopRows(budget=budget, rank="score", allocation="greedy"),
-            "sampled": gs.TopRows(budget=budget, sample=True, refresh=1),
+            "sampled": dataclasses.replace(gs.recipes["rsc"].backward, budget=budget),
         }
         found |= {f"{name} {budget:g}": gs.Recipe(backward=setting) for name, setting in settings.items()}
     return found

@@ -10,9 +10,10 @@ from torch_geometric import nn as pyg
 
 import gossamer as gs
 from gossamer import ops
-from gossamer.aggregate import policy
-from gossamer.aggregate.policy import LEAST_ZEROS, Exact, NonzeroRows, nonzero
+from gossamer.aggregate.policy import Exact, NonzeroRows
+from gossamer.ops import row_selection
 from gossamer.ops.quantize_rows import QRows
+from gossamer.ops.row_selection import LEAST_ZEROS, rows_that_count
 from gossamer.recipe import Recipe
 from gossamer.state import ModelState
 from support import graphs
@@ -28,8 +29,8 @@ PAIRS = [(name, kind) for name in graphs.GRAPHS for kind in KINDS if kind != "gc
 @pytest.fixture
 def looks(monkeypatch):
     """Zeros are looked for in products of any size, and left out however few there are."""
-    monkeypatch.setattr(policy, "LEAST_WORK", 0)
-    monkeypatch.setattr(policy, "LEAST_ZEROS", 0)
+    monkeypatch.setattr(row_selection, "LEAST_WORK", 0)
+    monkeypatch.setattr(row_selection, "LEAST_ZEROS", 0)
 
 
 def some_zeros(rows, columns, share):
@@ -56,18 +57,18 @@ def test_zeros_are_really_skipped(looks):
     """Rows that are zero, no others: not those of denormals or NaN, nor those of int8 rows with a scale."""
     x = some_zeros(400, 7, 0.5)
     x[0], x[1], x[2] = -0.0, 1e-45, math.nan
-    keep = nonzero(x, 3000)
+    keep = rows_that_count(x, 3000)
     assert torch.equal(keep, (x != 0).any(1)) and not keep[0] and keep[1] and keep[2]
     codes, scale = ops.quantize_rows(some_zeros(400, 7, 0.5))
-    assert torch.equal(nonzero(QRows(codes, scale), 3000), scale != 0)
+    assert torch.equal(rows_that_count(QRows(codes, scale), 3000), scale != 0)
 
 
 def test_zeros_are_not_looked_for_where_that_does_not_pay():
     x = some_zeros(2000, 8, 0.5)
-    enough = policy.LEAST_WORK // 8
-    assert nonzero(x, enough) is not None and nonzero(x, enough - 1) is None
-    assert nonzero(some_zeros(2000, 8, LEAST_ZEROS / 2), enough) is None
-    assert nonzero(x[:0], enough) is None and nonzero(x[:, :0], enough) is None
+    enough = row_selection.LEAST_WORK
+    assert rows_that_count(x, enough) is not None and rows_that_count(x, enough - 1) is None
+    assert rows_that_count(some_zeros(2000, 8, LEAST_ZEROS / 2), enough) is None
+    assert rows_that_count(x[:0], enough) is None
 
 
 @pytest.mark.parametrize("kind", CONVS)

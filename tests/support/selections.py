@@ -23,8 +23,11 @@ KINDS = ("sum", "mean", "weighted", "values", "gcn")
 
 
 def adjacency(name: str, kind: str) -> Adjacency:
-    """Of a nasty graph; "values" are beside the graph, as those that require grad."""
+    """Of a nasty graph; "values" are beside the graph, as those that require grad, and no edge of it is a loop."""
     graph = graphs.graph(name)
+    if kind == "values":
+        src, dst = graph.edge_index
+        graph = gs.Graph.from_edge_index(graph.edge_index[:, src != dst], (graph.num_src, graph.num_dst))
     weights = rand(graph.num_edges, seed=1)
     if kind == "gcn":
         return gcn(graph.edge_index, graph.num_src, None, False, True)

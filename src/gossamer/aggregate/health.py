@@ -88,8 +88,8 @@ class Sampling:
         return table
 
     def _title(self) -> str:
-        kept = f"selections keep {self.kept:.1%} of the work (budget {self.budget:.0%})"
-        return f"backward products after {self.passes} passes: {self.phase}; {kept}"
+        kept = f"{self.kept:.1%} of the work kept, budget {self.budget:.0%}"
+        return f"backward products, {self.passes} passes: {self.phase}; {kept}"
 
     def _caption(self) -> str:
         held = f"selections take {self.bytes / 1e6:.1f} MB"

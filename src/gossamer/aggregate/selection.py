@@ -9,9 +9,9 @@ that the score of a row with many of them is too low. With D the rows left out, 
 
     ||dX - dX_S||_F  <=  sum_D score_i        and  =  sqrt(sum_D score_i^2)  if their products were orthogonal
 
-The second, over ||dX||_F, is the estimated error. With `sample`, row i is kept with p_i = min(1, lambda score_i /
-sqrt(deg_i)) and weighted by 1 / p_i: E[dX_S] = dX with the variance sum of (1/p_i - 1) score_i^2, the least for the
-expected work.
+With `sample`, row i is kept with p_i = min(1, lambda score_i / sqrt(deg_i)) and weighted by 1 / p_i: E[dX_S] = dX with
+the variance sum of (1/p_i - 1) score_i^2, the least for the expected work. The estimated error is the second sum, or
+the root of this one, over ||dX||_F.
 
 A selection serves `refresh` passes. In its first it masks the product's sources; if the same graph comes again, the
 edges that are kept are copied to a matrix of their own, in their order, and later passes multiply by that.
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from .. import ops
 from ..graph import Graph
-from ..ops.csr import Sparse
+from ..ops.csr import Sparse, row_of_edge
 from ..ops.quantize_rows import QRows
 from ..ops.row_selection import kept_matrix
 from ..ops.spmm import row_sums
@@ -79,7 +79,7 @@ class RowSelection:
         self._weight: Tensor | None = None
         self._graph: tuple[int, ...] | None = None
         self._drawn_for: float | None = None
-        self._uses = 0
+        self._uses = self._used_in = 0
         self._compact: tuple[weakref.ref[Graph], Sparse] | None = None
 
     def bound_to(self, name: str, model: ModelState) -> Policy:
@@ -112,7 +112,10 @@ class RowSelection:
         if self._is_stale(adjacency.graph):
             self._draw(adjacency, gradient)
         out = product(self._transposed(adjacency))
-        self._uses += 1
+        if adjacency.value is not None:
+            self._add_loops(adjacency, rows, out)
+        self._uses += self._used_in != self.budget.passes  # a module may be called twice in a pass
+        self._used_in = self.budget.passes
         self._follow_norm(out, factor)
         if self.budget.is_measured:
             exact = product(Transposed(adjacency.transpose()))
@@ -151,16 +154,18 @@ class RowSelection:
         degree = adjacency.graph.degree
         edges = math.floor((self.share or 0.0) * self.edges + 1e-6)  # a share k / n allows k of n edges
         if edges >= self.edges:  # rows that are zero now need not be so in later passes
-            keep = torch.ones_like(key, dtype=torch.bool)
+            keep, lost = torch.ones_like(key, dtype=torch.bool), torch.zeros_like(key)
         elif self.budget.setting.sample:
             chance = chances(key, degree, edges)
             keep = _uniform(self.budget.seed, self.name, self.budget.passes, len(key)) < chance
             self._weight = torch.where(keep, chance.reciprocal(), 0.0)
+            lost = score * torch.where(chance > 0, chance.reciprocal() - 1, 0.0).sqrt()  # squared: the variance
         else:
             keep = ops.top_rows(key, degree, edges)
-        self.at_floor = _fill(keep, key) and self._weight is None
-        left_out = torch.where(keep, 0.0, score).double().square().sum().sqrt()
-        self.estimated_error = float(left_out) / self.norm if self.norm > 0 else math.nan
+            self.at_floor = _fill(keep, key)
+            lost = torch.where(keep, 0.0, score)
+        error = float(lost.double().square().sum().sqrt())
+        self.estimated_error = error / self.norm if self.norm > 0 else math.nan
         self.kept_work = float(torch.where(keep, degree, 0).sum()) / self.edges
         self._keep, self._graph, self._drawn_for = keep, _fingerprint(adjacency.graph), self.share
         self.draws += 1
@@ -178,6 +183,18 @@ class RowSelection:
             self._compact = weakref.ref(adjacency.graph), kept_matrix(matrix, keep)
         kept = self._compact[1]
         return Transposed(matrix._replace(rowptr=kept.rowptr, col=kept.col, value=kept.value))
+
+    def _add_loops(self, adjacency: Adjacency, dout: Tensor, out: Any) -> None:
+        """What self-loops among edges whose weights require grad pass on, for rows that were left out: a node's own
+        part is exact. Loops of a fixed adjacency stand on its diagonal.
+        """
+        at, nodes = loops_of(adjacency.graph)
+        if not len(at):
+            return
+        assert adjacency.value is not None and self._keep is not None
+        taken = self._keep.float() if self._weight is None else self._weight
+        loop = torch.zeros(len(taken)).index_add(0, nodes, adjacency.value.detach().float()[at])
+        out += ((1 - taken) * loop).unsqueeze(1).to(out.dtype) * dout
 
     def _follow_norm(self, out: Any, factor: Tensor | None) -> None:
         """A running average of ||dX||."""
@@ -200,7 +217,12 @@ class RowSelection:
         plain = {name: getattr(self, name) for name in self.NUMBERS}
         errors = [None if math.isnan(e) else e for e in (self.estimated_error, self.measured_error)]
         curve = None if self.curve is None else [list(self.curve.work), list(self.curve.kept)]
-        held = {"keep": _written(self._keep), "weight": _written(self._weight), "uses": self._uses}
+        held = {
+            "keep": _written(self._keep),
+            "weight": _written(self._weight),
+            "uses": self._uses,
+            "used_in": self._used_in,
+        }
         return plain | held | {"errors": errors, "curve": curve, "graph": self._graph, "drawn_for": self._drawn_for}
 
     def restore(self, found: Mapping[str, Any]) -> None:
@@ -210,7 +232,7 @@ class RowSelection:
         self.estimated_error, self.measured_error = (math.nan if e is None else float(e) for e in found["errors"])
         self.curve = None if found["curve"] is None else Curve(*found["curve"])
         self._keep, self._weight = _read(found["keep"], np.bool_), _read(found["weight"], np.float32)
-        self._uses, self._drawn_for = int(found["uses"]), found["drawn_for"]
+        self._uses, self._used_in, self._drawn_for = int(found["uses"]), int(found["used_in"]), found["drawn_for"]
         self._graph = None if found["graph"] is None else tuple(found["graph"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -253,6 +275,17 @@ def row_norms(adjacency: Adjacency) -> Tensor:
     squares = [None if t is None else t.detach().float().square() for t in (a.value, a.src_scale)]
     sums = row_sums(Sparse(a.rowptr, a.col, *squares), torch.ones(adjacency.graph.num_src, 1)).squeeze(1).sqrt()
     return sums if a.dst_scale is None else sums * a.dst_scale.abs()
+
+
+def loops_of(graph: Graph) -> tuple[Tensor, Tensor]:
+    """Positions of self-loops among the edges, and their nodes."""
+
+    def find() -> tuple[Tensor, Tensor]:
+        row = row_of_edge(graph.rowptr)
+        at = (row == graph.col).nonzero().flatten() if graph.num_src == graph.num_dst else row[:0]
+        return at, row[at]
+
+    return graph.derived("loops", find)
 
 
 def _fingerprint(graph: Graph) -> tuple[int, ...]:
