@@ -27,7 +27,9 @@ def test_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "torch.Size" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("page", "shown"), [("activations.md", "times less"), ("int8.md", "convs.1: int8")])
+@pytest.mark.parametrize(
+    ("page", "shown"), [("activations.md", "times less"), ("int8.md", "convs.1: int8"), ("rsc.md", "work kept")]
+)
 def test_code_of_the_docs_runs(page: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
     assert blocks

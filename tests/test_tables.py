@@ -124,6 +124,37 @@ def test_accuracy_of_int8(tables: ModuleType, tmp_path: Path) -> None:
     assert facts.startswith("61, 62 or 63 epochs. abacus, 1 thread, beads;")
 
 
+def rsc_run(variant: str, tests: list[float]) -> dict[str, Any]:
+    facts = {"set": "cora", "model": "gcn", "variant": variant, "seeds": len(tests), "epochs": 60}
+    return facts | {"mean": sum(tests) / len(tests), "std": 0.5, "tests": tests}
+
+
+def test_accuracy_of_selected_rows(tables: ModuleType, tmp_path: Path) -> None:
+    """Columns by kind, then by budget; differences are of pairs; what was not run is a dash."""
+    runs = [rsc_run("exact", [80.0, 81.0]), rsc_run("sampled 0.3", [80.0, 82.0]), rsc_run("density 0.5", [79.0, 80.0])]
+    other = rsc_run("exact", [70.0, 71.0]) | {"set": "pubmed"}
+    write(tmp_path, "rsc-accuracy", {"machine": MACHINE, "width": 64, "results": [*runs, other]})
+    heads, _, cora, pubmed, *_ = tables.table("rsc-accuracy").splitlines()
+    assert cells(heads) == ["set and model", "exact", "density 0.5", "sampled 0.3"]
+    assert cells(cora) == ["cora, GCN", "80.50 ± 0.50", "-1.00 ± 0.00", "+0.50 ± 0.50"]
+    assert cells(pubmed)[2:] == ["–", "–"]
+
+
+def test_gains_of_selected_rows(tables: ModuleType, tmp_path: Path) -> None:
+    seconds = {"exact": 1.2, "nonzero": 1.1, "rsc": 1.0}
+    gains = {"share": 0.25, "bound": 1.29, "gain": 1.2, "reached": 0.74}
+    facts = {"graph": "made-up", "nodes": 10, "edges": 4000, "model": "gcn", "compute": "Float32", "seconds": seconds}
+    write(tmp_path, "rsc-epochs", {"machine": MACHINE, "results": [facts | gains]})
+    found = cells(tables.table("rsc-epochs").splitlines()[2])
+    assert found[:2] == ["`made-up`, mean degree 400", "GCN 3x256, float32"]
+    assert found[2:] == ["1.200", "1.100", "1.000", "25.0%", "1.29x", "**1.20x**", "74%"]
+    times = {"exact": 0.05, "masked": 0.01, "compacted": 0.008, "spread": 0.01, "write": 0.005}
+    times |= {"score": 0.003, "selection": 0.001, "allocation": 0.001, "compaction": 0.003}
+    product = {"graph": "made-up", "nodes": 100, "rows_kept": 5, "seconds": {"float32": times}}
+    write(tmp_path, "rsc-products", {"machine": MACHINE, "results": [product]})
+    assert cells(tables.table("rsc-products").splitlines()[2])[-3:] == ["6.2x", "**5.0x**", "10.0x"]
+
+
 def test_a_table_without_results_stays_and_the_others_are_made(
     tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
