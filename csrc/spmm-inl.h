@@ -141,7 +141,7 @@ GOSSAMER_INLINE bool over_kept(const Csr& a, const EdgeWeight& w, int64_t first,
   if (!rowptr.data || !col.data || !value.data) return false;
   for (int64_t begin = first, end = first; begin < last; begin = end) {
     int64_t kept = 0;
-    while (end < last && end - begin < kKeptRows && a.rowptr[end] - a.rowptr[begin] < kKeptEdges) {
+    while (end < last && end - begin < kKeptRows && kept < kKeptEdges) {
       for (int64_t e = a.rowptr[end]; e < a.rowptr[end + 1]; ++e) {
         col.data[kept] = a.col[e];
         if (w.value) value.data[kept] = w.value[e];

@@ -109,7 +109,7 @@ def test_norms_make_no_difference(norm, looks):
     [
         *(("budget", value) for value in (0, -1, 1.5, math.nan, math.inf, True, "0.1", None)),
         *((name, value) for name in ("refresh", "warmup", "reallocate") for value in (0, -2, 1.5, True, "3")),
-        *(("exact_after", value) for value in (0.0, 1.5, -3, True, math.nan, "0.8")),
+        *(("exact_after", value) for value in (0.0, 1.0, 1.5, -3, True, math.nan, "0.8")),
         *(("rank", value) for value in ("degree", None, 1)),
         ("allocation", "equal"),
         ("edge_grad", "none"),
@@ -122,7 +122,7 @@ def test_settings_that_mean_nothing(name, value):
     assert f"`{name}` must be" in str(error.value) and f"(got {value!r})" in str(error.value)
 
 
-@pytest.mark.parametrize("setting", [{"budget": 1}, {"budget": 1.0}, {"exact_after": 0}, {"exact_after": 1.0}])
+@pytest.mark.parametrize("setting", [{"budget": 1}, {"budget": 1.0}, {"exact_after": 0}, {"exact_after": None}])
 def test_settings_at_their_limits(setting):
     assert gs.TopRows(**setting) == gs.TopRows(**setting) != gs.TopRows()
 

@@ -10,6 +10,8 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric import nn as pyg
 
 import gossamer as gs
 from gossamer import ops
@@ -18,7 +20,7 @@ from gossamer.aggregate.build import gcn
 from gossamer.aggregate.selection import LEAST_ROWS, chances, row_norms
 from gossamer.ops.quantize_rows import QRows
 from gossamer.ops.spmm import row_sums
-from gossamer.state import model_state_of
+from gossamer.state import ModelState, model_state_of
 from support import graphs
 from support.adjacencies import dense_of
 from support.compare import cosine
@@ -33,7 +35,7 @@ EDGES = graphs.graph("power law").edge_index
 
 def top(budget=0.3, **settings):
     """Alive from the second pass on; the result of the second is exact, as its error is measured."""
-    return gs.TopRows(budget, **({"warmup": 1, "refresh": 3, "exact_after": 1.0} | settings))
+    return gs.TopRows(budget, **({"warmup": 1, "refresh": 3, "exact_after": None} | settings))
 
 
 def sloping(rows, columns=7, seed=0):
@@ -71,15 +73,15 @@ def test_the_rows_that_are_kept_are_multiplied(name, kind, rank):
     chosen = after_warmup(exact.under(policy), dout)
     for seed in range(4):
         dout = sloping(len(dout), seed=seed)
-        got, mask = back(chosen, dout), policy._keep.unsqueeze(1)
-        assert torch.equal(got, row_sums(exact.transpose(), dout, exact.diagonal, policy._keep))
+        got, mask = back(chosen, dout), policy.product(0)._keep.unsqueeze(1)
+        assert torch.equal(got, row_sums(exact.transpose(), dout, exact.diagonal, policy.product(0)._keep))
         plain = exact.with_diagonal(None)
         want = dense_of(plain).t() @ (mask * dout).double()
         own = 0 if exact.diagonal is None else exact.diagonal.unsqueeze(1) * dout
         torch.testing.assert_close(got.double(), want + own, rtol=1e-4, atol=1e-4)
         if exact.diagonal is None:
             assert torch.equal(got, back(exact, mask * dout))
-    assert policy.draws == 2
+    assert policy.product(0).draws == 2
 
 
 @pytest.mark.parametrize("sample", [False, True])
@@ -92,7 +94,9 @@ def test_loops_among_edges_whose_weights_require_grad_are_exact(sample):
     policy = bound(top(0.1, sample=sample))
     chosen = after_warmup(exact.under(policy), dout)
     got, dense = back(chosen, dout).double(), dense_of(exact)
-    taken = policy._keep.double() if policy._weight is None else policy._weight.double()
+    taken = (
+        policy.product(0)._keep.double() if policy.product(0)._weight is None else policy.product(0)._weight.double()
+    )
     own = dense.diag().unsqueeze(1) * dout
     want = (dense - dense.diag().diag()).t() @ (taken.unsqueeze(1) * dout).double() + own
     assert (taken == 0).any()
@@ -104,9 +108,11 @@ def test_a_mask_and_a_matrix_of_its_own_give_the_same_bits():
     policy = bound(top(refresh=100, reallocate=100))
     chosen = after_warmup(exact.under(policy), dout)
     compact = back(chosen, dout)
-    assert policy._compact is not None
-    policy._compact, policy._uses = None, 0
-    assert torch.equal(back(chosen, dout), compact) and policy._compact is None and policy.draws == 1
+    assert policy.product(0)._compact is not None
+    policy.product(0)._compact, policy.product(0)._uses = None, 0
+    assert (
+        torch.equal(back(chosen, dout), compact) and policy.product(0)._compact is None and policy.product(0).draws == 1
+    )
 
 
 def test_rows_that_are_not_finite_are_kept():
@@ -116,7 +122,7 @@ def test_rows_that_are_not_finite_are_kept():
     last = exact.graph.degree.nonzero().squeeze(1)[-2:]
     dout[last[0], 0], dout[last[1], 3] = math.nan, math.inf
     got = back(chosen, dout)
-    assert policy._keep[last].all() and got[:, 0].isnan().any() and got[:, 3].isinf().any()
+    assert policy.product(0)._keep[last].all() and got[:, 0].isnan().any() and got[:, 3].isinf().any()
 
 
 @pytest.mark.parametrize("name", ["no edges", "no nodes", "one node", "one node, one loop", "no destinations"])
@@ -138,7 +144,7 @@ def test_ten_rows_at_least(rows, kept):
     exact = adjacency({4: "bipartite, few destinations", 90: "bipartite, few sources"}[rows], "sum")
     policy = bound(top(1e-9))
     after_warmup(exact.under(policy), sloping(rows), 3)
-    assert int(policy._keep.sum()) == kept and policy.at_floor
+    assert int(policy.product(0)._keep.sum()) == kept and policy.product(0).at_floor
 
 
 def test_a_gradient_of_zeros():
@@ -152,7 +158,7 @@ def test_a_column_whose_factor_is_zero_does_not_hide_the_norm():
     exact, dout = adjacency("power law", "sum"), sloping(400)
     policy, factor = bound(top()), torch.tensor([0.5, 2.0, 0.0, 1.0, 1.0, 1.0, 1.0])
     exact.under(policy).back_rows(QRows(*ops.quantize_rows(dout)), factor, None)
-    assert policy.norm == pytest.approx(float(back(exact, dout)[:, factor != 0].norm()), rel=0.02)
+    assert policy.product(0).norm == pytest.approx(float(back(exact, dout)[:, factor != 0].norm()), rel=0.02)
 
 
 # Layers ---------------------------------------------------------------------------------------------------------
@@ -180,7 +186,7 @@ def test_a_nodes_own_path_is_exact(kind):
     for _ in range(4):
         x = rand(400, 8).requires_grad_()
         conv(x, EDGES).backward(dout)
-    mask = policy_of(conv)._keep.unsqueeze(1)
+    mask = policy_of(conv).product(0)._keep.unsqueeze(1)
     with torch.no_grad():
         torch.testing.assert_close(x.grad.double(), expected(conv, kind, x, dout, mask).double(), rtol=1e-4, atol=1e-4)
     assert 0 < int(mask.sum()) < 200
@@ -228,9 +234,9 @@ def test_estimated_and_true_errors(kind, rank):
     matrix, want = dense_of(exact.with_diagonal(None)), dense_of(exact).t() @ dout.double()
     score = matrix.norm(dim=1) * dout.double().norm(dim=1)
     torch.testing.assert_close(row_norms(exact).double(), matrix.norm(dim=1), rtol=1e-5, atol=1e-6)
-    left_out, size = score[~policy._keep], want.norm()
-    assert policy.estimated_error == pytest.approx(float(left_out.norm() / size), rel=1e-4)
-    assert policy.measured_error == pytest.approx(float((got - want).norm() / size), rel=1e-4)
+    left_out, size = score[~policy.product(0)._keep], want.norm()
+    assert policy.product(0).estimated_error == pytest.approx(float(left_out.norm() / size), rel=1e-4)
+    assert policy.product(0).measured_error == pytest.approx(float((got - want).norm() / size), rel=1e-4)
     assert 0 < float((got - want).norm()) <= float(left_out.sum())
 
 
@@ -239,8 +245,8 @@ def test_density_keeps_more_than_score_for_the_same_work():
     for rank in ("density", "score"):
         policy = bound(top(0.2, rank=rank))
         after_warmup(simple("power law", "gcn").under(policy), rand(400, 7))
-        assert policy.kept_work <= 0.2
-        errors[rank] = policy.estimated_error
+        assert policy.product(0).kept_work <= 0.2
+        errors[rank] = policy.product(0).estimated_error
     assert errors["density"] <= errors["score"]
 
 
@@ -251,7 +257,7 @@ def test_density_keeps_more_than_score_for_the_same_work():
 def test_a_selection_serves_so_many_passes(refresh, draws):
     policy = bound(top(refresh=refresh, reallocate=100))
     after_warmup(adjacency("power law", "sum").under(policy), sloping(400), 31)
-    assert policy.draws == draws
+    assert policy.product(0).draws == draws
 
 
 def test_another_graph_needs_another_selection():
@@ -261,8 +267,10 @@ def test_another_graph_needs_another_selection():
     again = gs.Graph.from_edge_index(graphs.graph("power law").edge_index, 400)
     for graph, draws in ((again, 1), (again.t(), 2), (graphs.graph("power law"), 3)):
         matrix = Adjacency.of(graph)
-        assert torch.equal(back(matrix.under(policy), dout), row_sums(matrix.transpose(), dout, None, policy._keep))
-        assert policy.draws == draws
+        assert torch.equal(
+            back(matrix.under(policy), dout), row_sums(matrix.transpose(), dout, None, policy.product(0)._keep)
+        )
+        assert policy.product(0).draws == draws
 
 
 def test_exact_from_a_number_of_passes_on():
@@ -271,7 +279,7 @@ def test_exact_from_a_number_of_passes_on():
     chosen = exact.under(policy)
     same = [torch.equal(back(chosen, dout), back(exact, dout)) for _ in range(8)]
     assert same == [True, True, False, False, True, True, True, True]
-    assert policy.budget.phase == "exact" and policy.extra_bytes == 0
+    assert policy.budget.phase == "exact" and policy.product(0).extra_bytes == 0
 
 
 def test_two_models_share_nothing():
@@ -344,7 +352,7 @@ def test_gradients_of_edge_weights(edge_grad):
     if edge_grad == "exact":
         assert torch.equal(*found)
     else:
-        stays = policy_of(chosen.convs[0])._keep[EDGES[1]]
+        stays = policy_of(chosen.convs[0]).product(0)._keep[EDGES[1]]
         assert torch.equal(found[0], found[1] * stays) and 0 < int(stays.sum()) < 1500
 
 
@@ -400,12 +408,12 @@ def test_the_variance_is_that_of_the_formula(never_measured):
     chosen, want = after_warmup(exact.under(policy), dout), back(exact, dout)
     score = row_norms(exact) * dout.norm(dim=1)
     key = score / exact.graph.degree.clamp(min=1).sqrt()
-    p = chances(key, exact.graph.degree, math.floor(policy.share * exact.graph.num_edges))
+    p = chances(key, exact.graph.degree, math.floor(policy.product(0).share * exact.graph.num_edges))
     formula = float(((1 / p - 1) * score.square())[p > 0].sum())
     squares, work = 0.0, 0.0
     for _ in range(2000):
         squares += float((back(chosen, dout) - want).square().sum()) / 2000
-        work += policy.kept_work / 2000
+        work += policy.product(0).kept_work / 2000
     assert squares == pytest.approx(formula, rel=0.1)
     assert work == pytest.approx(0.3, rel=0.03)
 
@@ -416,6 +424,107 @@ def test_draws_depend_on_the_seed_and_on_the_module():
         torch.manual_seed(seed)
         policy = bound(top(sample=True), name)
         after_warmup(adjacency("power law", "sum").under(policy), sloping(400), 3)
-        masks.append(policy._keep)
+        masks.append(policy.product(0)._keep)
     assert torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2]) and not torch.equal(masks[0], masks[3])
+
+
+class Shared(nn.Module):
+    """One convolution, twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(8, 8)
+
+    def forward(self, x, edge_index):
+        return self.conv(self.conv(x, edge_index).relu(), edge_index)
+
+
+def gradients_of_few(model, draws=1):
+    """Of the first weight, with a loss on a tenth of the nodes."""
+    found, few = [], (torch.arange(400) % 10 == 0).unsqueeze(1)
+    for _ in range(draws):
+        model.zero_grad()
+        (model(rand(400, 8).requires_grad_(), EDGES) * rand(400, 8, seed=9) * few).sum().backward()
+        found.append(model.conv.lin_l.weight.grad.clone())
+    return found
+
+
+def test_a_module_that_is_called_twice_has_two_selections():
+    """The second call's gradient is zero for nodes without a loss, the first call's is not."""
+    torch.manual_seed(0)
+    model = Shared()
+    (exact,) = gradients_of_few(model)
+    gs.lighten_(model, gs.Recipe(backward=top(0.2, sample=True, warmup=2, refresh=3)))
+    found = torch.stack(gradients_of_few(model, 602)[2:])
+    assert list(gs.sampling(model).layers) == ["conv", "conv (2)"]
+    off, spread = (found.mean(0) - exact).norm() / exact.norm(), (found - exact).norm(dim=(1, 2)) / exact.norm()
+    assert off < 0.01 < spread.mean()
+
+
+def test_other_loss_nodes_are_selected_anew():
+    """Rows that had no gradient when a selection was drawn carry all of it in the next pass."""
+    exact = adjacency("power law", "sum")
+    policy = bound(top(0.3, refresh=100, reallocate=100))
+    chosen, early = exact.under(policy), sloping(400) * (torch.arange(400) < 200).unsqueeze(1)
+    after_warmup(chosen, early, 3)
+    late = sloping(400).flip(0) * (torch.arange(400) >= 200).unsqueeze(1)
+    assert policy.product(0).draws == 1
+    assert back(chosen, late).any() and policy.product(0).draws == 2 and not policy.product(0)._keep[:200].any()
+
+
+def test_a_row_that_is_not_finite_shows_between_draws():
+    exact, dout = adjacency("power law", "sum"), sloping(400)
+    policy = bound(top(0.05, refresh=100, reallocate=100))
+    chosen = after_warmup(exact.under(policy), dout, 3)
+    last = int(exact.graph.degree.nonzero()[-1])
+    dout[last] = math.nan
+    assert not policy.product(0)._keep[last] and back(chosen, dout).isnan().any()
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_loops_are_exact_whatever_the_scales(reduce):
+    graph = graphs.graph("self-loops")
+    exact, dout = Adjacency.of(graph, rand(graph.num_edges, seed=1), reduce), sloping(6)
+    policy = bound(top(0.1))
+    chosen = after_warmup(exact.under(policy), dout)
+    dense, keep = dense_of(exact), policy.product(0)._keep.double().unsqueeze(1)
+    own = dense.diag().unsqueeze(1) * dout
+    want = (dense - dense.diag().diag()).t() @ (keep * dout).double() + own
+    torch.testing.assert_close(back(chosen, dout).double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_sliced_gradients_of_sampled_rows_are_right_on_average():
+    graph = graphs.graph("power law")
+    value, x, dout = rand(3000, seed=1).requires_grad_(), rand(400, 4).requires_grad_(), sloping(400)[:, :4]
+    exact = Adjacency.of(graph, value)
+    (want,) = torch.autograd.grad(exact.product(x), value, dout)
+    policy = bound(top(0.5, sample=True, refresh=1, edge_grad="sliced"))
+
+    def draw():
+        return torch.autograd.grad(exact.under(policy).product(x), [value], dout)
+
+    for _ in range(2):
+        draw()
+    mean = torch.stack([draw()[0] for _ in range(300)]).mean(0)
+    assert abs(float((mean * want).sum() / want.square().sum()) - 1) < 0.05
+
+
+def test_a_state_that_names_nothing_begins_anew():
+    model, _ = pair_of("GCN", top(0.2))
+    for _ in range(4):
+        gradients(model, EDGES)
+    state = model_state_of(model)
+    state.restore({"step": 0, "epoch": 0, "layers": {}})
+    assert gs.sampling(model).passes == 0 and not gs.sampling(model).layers
+    assert policy_of(model.convs[1]).product(0).share is None
+
+
+def test_checkpointing_counts_as_one_pass():
+    """A reentrant checkpoint calls backward within backward."""
+    model = ModelState(gs.Recipe(backward=top(0.2)))
+    first, second = (adjacency("power law", kind).under(bound(top(0.2), kind, model)) for kind in ("sum", "mean"))
+    for passes in (1, 2):
+        x = checkpoint(first.product, rand(400, 4).requires_grad_(), use_reentrant=True)
+        checkpoint(second.product, x, use_reentrant=True).sum().backward()
+        assert model.backward.passes == passes

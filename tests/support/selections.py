@@ -13,7 +13,7 @@ from torch_geometric import nn as pyg
 import gossamer as gs
 from gossamer.aggregate import Adjacency
 from gossamer.aggregate.build import gcn
-from gossamer.aggregate.selection import RowSelection
+from gossamer.aggregate.selection import ModuleRows
 from gossamer.state import ModelState, state_of
 
 from . import graphs
@@ -44,10 +44,10 @@ def simple(name: str, kind: str) -> Adjacency:
     return gcn(edges, graph.num_src, None, False, True) if kind == "gcn" else Adjacency.of(graph)
 
 
-def bound(setting: gs.TopRows, name: str = "conv", model: ModelState | None = None) -> RowSelection:
+def bound(setting: gs.TopRows, name: str = "conv", model: ModelState | None = None) -> ModuleRows:
     """The policy of one module."""
     policy = setting.bound_to(name, model or ModelState(gs.Recipe(backward=setting)))
-    assert isinstance(policy, RowSelection)
+    assert isinstance(policy, ModuleRows)
     return policy
 
 
@@ -101,7 +101,7 @@ def gradients(model: nn.Module, edge_index: Any, *weight: Tensor, seed: int = 0,
     return list(torch.autograd.grad((out * rand(*out.shape, seed=seed + 1) * some).sum(), leaves))
 
 
-def policy_of(module: nn.Module) -> RowSelection:
+def policy_of(module: nn.Module) -> ModuleRows:
     state = state_of(module)
     assert state is not None
     return state.policy

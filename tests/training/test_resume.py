@@ -387,3 +387,19 @@ def test_lists_of_graphs_resume_with_the_same_order_of_batches(tmp_path: Path) -
             models[-1] = build("gin", graphs, width=8, layers=2)
         gs.train(models[-1], graphs, **options, resume=stopped is not None)
     assert same_weights(*models)
+
+
+def test_a_state_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    """What a checkpoint says of selected rows may be anyone's; the model is not touched."""
+    recipe = SELECTING["rsc"]
+    with pytest.raises(Stop):
+        run(tmp_path, model_of(layers=3), recipe=recipe, on_epoch=stop_at(4))
+    path = tmp_path / "checkpoint.safetensors"
+    found = files.load(path)
+    found.state["model"]["backward"]["layers"]["convs.1"]["keep"] = "12:not bits"
+    files.save(found, path)
+    model = model_of(layers=3, seed=5)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(BadCheckpoint, match=r"checkpoint.safetensors is not that of this recipe.*start again"):
+        run(tmp_path, model, recipe=recipe, resume=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

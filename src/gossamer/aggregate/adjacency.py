@@ -5,14 +5,15 @@
     product_rows   the same for int8 rows, in or out              back_rows   the same
 
 The diagonal holds what is not a neighbour: GCN's self-loops, GIN's own row. `reduce` "max" takes the maximum over the
-edges in place of the sum. Every transposed product of training is `back` or `back_rows`, where `policy` says how
-much of the matrix is multiplied. A fixed adjacency saves nothing for backward but itself.
+edges in place of the sum. Every transposed product of training is `back`, `back_of_rows` or `back_rows`, where `policy`
+says how much of the matrix is multiplied. A fixed adjacency saves nothing for backward but itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 
@@ -84,11 +85,6 @@ class Adjacency:
     def with_diagonal(self, diagonal: Tensor | None) -> Adjacency:
         return dataclasses.replace(self, diagonal=diagonal)
 
-    def is_same_matrix(self, other: Adjacency) -> bool:
-        """Whether both are made of the same tensors, none of which may change: weights that require grad do."""
-        parts = zip(self.matrix(), other.matrix(), strict=True)
-        return self.value is None and all(a is b for a, b in parts)
-
     def times(self, factor: float) -> Adjacency:
         """factor A, of a sum."""
         dst_scale, diagonal = self.dst_scale, self.diagonal
@@ -155,18 +151,29 @@ class Adjacency:
 
     def edge_gradient(self, x: Tensor, dout: Tensor) -> Tensor:
         """The gradient of `value`; zero for edges into destinations that the policy leaves out."""
-        rows, matrix = self.policy.edge_rows(), self.matrix()
-        if rows is None or torch.is_grad_enabled():
+        factor, matrix = self.policy.edge_rows(), self.matrix()
+        if factor is None or torch.is_grad_enabled():
             return edge_gradient(matrix, x, dout)
         assert matrix.value is not None
-        picked = rows[row_of_edge(matrix.rowptr)]  # whole rows, so that those of other destinations are empty
-        count = torch.where(rows, self.graph.degree, 0)
+        of_edge = factor[row_of_edge(matrix.rowptr)]  # whole rows, so that those of other destinations are empty
+        picked, count = of_edge != 0, torch.where(factor != 0, self.graph.degree, 0)
         part = matrix._replace(
             rowptr=torch.cat([count.new_zeros(1), count.cumsum(0)]),
             col=matrix.col[picked],
             value=matrix.value[picked],
         )
-        return torch.zeros_like(matrix.value).masked_scatter_(picked, edge_gradient(part, x, dout))
+        found = edge_gradient(part, x, dout) * of_edge[picked].to(matrix.value.dtype)
+        return torch.zeros_like(matrix.value).masked_scatter_(picked, found)
+
+    def gradients(
+        self, dout: Tensor, needs_x: bool, needs_value: bool, x: Callable[[], Tensor]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Of x and of `value`; x() is asked for only if it is needed."""
+        dx = self.back(dout) if needs_x else None
+        if not needs_value:
+            return dx, None
+        chosen = self if needs_x else self.under(EXACT)  # without a product no rows were selected for this graph
+        return dx, chosen.edge_gradient(x(), dout)
 
     # Int8 rows --------------------------------------------------------------------------------------------------
 
@@ -254,10 +261,6 @@ class _Product(torch.autograd.Function):
         if needs_value:
             x, value = ctx.saved_tensors
             adjacency = dataclasses.replace(adjacency, value=value)
-        dx = adjacency.back(dout) if needs_x else None
-        chosen = (
-            adjacency if needs_x else adjacency.under(EXACT)
-        )  # without a product no rows were selected for this graph
-        dvalue = chosen.edge_gradient(x, dout) if needs_value else None
+        dx, dvalue = adjacency.gradients(dout, needs_x, needs_value, lambda: x)
         dbias = bias_gradient(dout).to(ctx.bias_dtype) if needs_bias else None
         return dx, dvalue, dbias, dout.to(ctx.add_dtype) if needs_add else None, None

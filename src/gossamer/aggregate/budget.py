@@ -10,8 +10,8 @@ What is kept is measured by what it is of the layer's result, ||dX_l||:
     threshold   rows are kept where score^2 / (||dX_l||^2 deg d_l) is above one number for all layers: the least squared
                 error for the budget, if the dropped products were orthogonal
 
-What a step leaves unspent goes to the layer that was shortened last. The pass, and with it time, is counted by
-backward passes; `gs.train` adds the epochs.
+What a step leaves unspent goes to the layer that was shortened last. Time is counted in backward passes; in `gs.train`,
+reallocation and a share as `exact_after` count epochs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ..state import ModelState
     from .policy import TopRows
-    from .selection import RowSelection
+    from .selection import ModuleRows, RowSelection
 
 STEP = 0.02
 """The share of rows by which the greedy allocation lowers a layer; below it, where hubs are, finer."""
@@ -47,7 +47,7 @@ class Curve(NamedTuple):
     kept: Sequence[float]
 
     def averaged(self, new: Curve) -> Curve:
-        """Half of each."""
+        """The mean of both, point by point."""
         return Curve(*([(a + b) / 2 for a, b in zip(*pair, strict=True)] for pair in zip(self, new, strict=True)))
 
 
@@ -102,7 +102,9 @@ def greedy(demands: Sequence[Demand], budget: float) -> list[float]:
 
 
 def threshold(demands: Sequence[Demand], budget: float) -> list[float]:
-    """The same; pieces of the curves in the order of what they keep for their work, until the budget is spent."""
+    """The share of its work that each layer may do: pieces of all curves are taken in the order of what they keep for
+    their work, until the budget is spent.
+    """
     left = budget * sum(d.work for d in demands)
     pieces = []
     for layer, demand in enumerate(demands):
@@ -146,22 +148,33 @@ class Budget:
         self.setting, self.model = setting, model
         self.passes = 0
         self.seed = torch.initial_seed() % 2**63
+        self._begin()
+
+    def _begin(self) -> None:
         self.layers: dict[str, RowSelection] = {}
-        """Those that had a backward product, in that order."""
-        self.allocated_at: int | None = None
+        """The backward products that there were, in that order."""
+        self.allocated_at: tuple[str, int] | None = None
+        """The unit of time, "epochs" or "passes", and when."""
         self._task: int | None = None
+        self._seen: set[str] = set()
         self._began: float | None = None
         self._in_products = 0.0
         self.step_seconds = self.product_seconds = math.inf
         """The fastest exact pass, from one to the next, and its backward products."""
 
-    def enter(self, layer: RowSelection) -> None:
-        """A backward product begins; the first of a pass counts it, and allocates if that is due."""
-        self.layers.setdefault(layer.name, layer)
+    def enter(self, module: str) -> None:
+        """A backward product of this module begins; the first of a pass counts it, and allocates if that is due.
+
+        A pass is a call of `backward`: it has a number of its own. Checkpointing may make calls within it, so another
+        number counts only if the module has had its product.
+        """
         task = torch._C._current_graph_task_id()
-        if task != -1 and task == self._task:
+        begun = self._task is not None and task != -1
+        same, self._task = begun and (task == self._task or module not in self._seen), task
+        self._seen.add(module)
+        if same:
             return
-        self._task = task
+        self._seen = {module}
         self._time_step()
         self.passes += 1
         if self.phase == "selected" and self._is_due():
@@ -170,13 +183,10 @@ class Budget:
     @property
     def phase(self) -> str:
         """ "warm-up", "selected" or "exact"."""
-        after = self.setting.exact_after
-        if isinstance(after, int):
-            ended = self.passes > after
-        else:
-            epochs = self.model.epochs
-            ended = epochs is not None and after < 1 and self.model.epoch >= int(after * epochs)
-        if ended:
+        after, epochs = self.setting.exact_after, self.model.epochs
+        if isinstance(after, int) and self.passes > after:
+            return "exact"
+        if isinstance(after, float) and epochs is not None and self.model.epoch >= int(after * epochs):
             return "exact"
         return "warm-up" if self.passes <= self.setting.warmup else "selected"
 
@@ -186,15 +196,16 @@ class Budget:
         return (self.passes - self.setting.warmup) % MEASURED_EVERY == 1
 
     @property
-    def _clock(self) -> int:
-        return self.passes if self.model.epochs is None else self.model.epoch
+    def _clock(self) -> tuple[str, int]:
+        return ("passes", self.passes) if self.model.epochs is None else ("epochs", self.model.epoch)
 
     def _is_due(self) -> bool:
-        return self.allocated_at is None or self._clock - self.allocated_at >= self.setting.reallocate
+        (unit, now), before = self._clock, self.allocated_at
+        return before is None or before[0] != unit or not 0 <= now - before[1] < self.setting.reallocate
 
     def allocate(self) -> None:
-        """Give every layer that has been measured its share."""
-        known = [layer for layer in self.layers.values() if layer.curve is not None]
+        """Give every layer that has been measured, and had a product in the pass before, its share."""
+        known = [x for x in self.layers.values() if x.curve is not None and x.last_pass >= self.passes - 1]
         demands = [Demand(layer.curve, layer.width * layer.edges, layer.norm) for layer in known if layer.curve]
         share_out = greedy if self.setting.allocation == "greedy" else threshold
         for layer, share in zip(known, share_out(demands, self.setting.budget), strict=True):
@@ -224,12 +235,23 @@ class Budget:
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         layers = {name: layer.state() for name, layer in self.layers.items()}
-        return {"passes": self.passes, "seed": self.seed, "allocated_at": self.allocated_at, "layers": layers}
+        times = None if math.isinf(self.step_seconds) else [self.step_seconds, self.product_seconds]
+        plain = {"passes": self.passes, "seed": self.seed, "allocated_at": self.allocated_at, "seconds": times}
+        return plain | {"layers": layers}
 
-    def restore(self, found: Mapping[str, Any], policies: Mapping[str, RowSelection]) -> None:
-        """What `state` returned, back in place; `policies` are those of the model's modules by name."""
+    def restore(self, found: Mapping[str, Any] | None, policies: Mapping[str, ModuleRows]) -> None:
+        """What `state` returned, back in place; None begins anew. `policies` are those of the modules by name."""
+        for policy in policies.values():
+            policy.reset()
+        self._begin()
+        self.passes = 0
+        if found is None:
+            return
         self.passes, self.seed = int(found["passes"]), int(found["seed"])
-        self.allocated_at = None if found["allocated_at"] is None else int(found["allocated_at"])
-        self.layers = {name: policies[name] for name in found["layers"]}
-        for name, layer in self.layers.items():
-            layer.restore(found["layers"][name])
+        unit, when = found["allocated_at"] or (None, 0)
+        self.allocated_at = None if unit is None else (str(unit), int(when))
+        if found["seconds"] is not None:
+            self.step_seconds, self.product_seconds = map(float, found["seconds"])
+        for name, own in found["layers"].items():
+            layer = self.layers[name] = policies[own["module"]].product(int(own["number"]))
+            layer.restore(own)

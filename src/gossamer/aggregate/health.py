@@ -1,11 +1,13 @@
 """What the selection of rows keeps, what that may have cost, and what it can gain: `gs.sampling(model)`.
 
-With f the share of a step that exact backward products take, c the share of their work that is kept, and o what a
-selection costs beside one exact product, spread over the passes that it serves, a step is at most
+With f the share of a step that backward products take where none is left out but rows of zeros, c the share of their
+work that is kept, and o what a selection costs beside one such product, spread over the passes that it serves, a step
+is at most
 
     1 / (1 - f (1 - c - o))
 
-times faster. f is measured in the warm-up; o is left out, so the bound is one from above.
+times faster. f is measured in the warm-up. c is what the last selections kept, the budget before there are any; o is
+left out, so the bound is one from above.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ class Sampling:
 
     @property
     def bound(self) -> float | None:
-        """How many times faster a step can be at most by this budget; None before the warm-up was measured."""
-        return None if self.product_share is None else 1 / (1 - self.product_share * (1 - self.budget))
+        """How many times faster a step can be at most; None before the warm-up was measured."""
+        kept = self.budget if self.phase == "warm-up" else min(self.kept, self.budget)
+        return None if self.product_share is None else 1 / (1 - self.product_share * (1 - kept))
 
     @property
     def bytes(self) -> int:

@@ -39,6 +39,8 @@ Product = Callable[[Transposed], Result]
 
 
 class Policy(Protocol):
+    """What one module's adjacencies ask in backward."""
+
     def multiply(
         self, adjacency: Adjacency, gradient: Tensor | QRows, product: Product[Result], factor: Tensor | None = None
     ) -> Result:
@@ -48,13 +50,14 @@ class Policy(Protocol):
         """
 
     def edge_rows(self) -> Tensor | None:
-        """The destinations whose edges have a gradient of their weight; None: all."""
-
-    def bound_to(self, name: str, model: ModelState) -> Policy:
-        """The policy of one module of a model: itself, or an object that remembers something for it."""
+        """Of the product just made: a factor for each destination, by which the gradients of its edges' weights are
+        multiplied, zero for those that have none; None: 1 for all.
+        """
 
 
 class _Stateless:
+    """A setting that is its own policy."""
+
     def edge_rows(self) -> Tensor | None:
         return None
 
@@ -96,8 +99,8 @@ class TopRows:
 
     budget       share of the multiplications of all backward products together, in (0, 1]
     refresh      backward passes that a selection of rows serves
-    exact_after  from when on backward is exact: a share of the epochs (in `gs.train`), as 0.8, or a number of backward
-                 passes, as 500; 1.0 is never
+    exact_after  from when on backward is exact: a share of the epochs (in `gs.train`), as 0.8, a number of backward
+                 passes, as 500, or None for never
     warmup       backward passes at the beginning that are exact, and measured
     reallocate   epochs after which the budget is shared out anew among the layers; in a loop of your own, backward
                  passes
@@ -105,13 +108,13 @@ class TopRows:
                  which keeps more of the gradient for the same work
     allocation   how the layers share the budget: "greedy" as published, or by one "threshold" for all
     sample       draw rows at random, with probabilities in proportion to their density, and weigh them so that the
-                 gradient is right on average; noisier than the best rows, and `budget` then holds on average
+                 gradient is right on average; `budget` then holds on average
     edge_grad    the gradient of edge weights: "exact", or "sliced" to the selected rows, zero elsewhere
     """
 
     budget: float = 0.1
     refresh: int = 10
-    exact_after: float | int = 0.8
+    exact_after: float | int | None = 0.8
     warmup: int = 5
     reallocate: int = 10
     rank: Literal["score", "density"] = "density"
@@ -126,14 +129,13 @@ class TopRows:
             count = getattr(self, name)
             if not isinstance(count, int) or isinstance(count, bool) or count < least:
                 raise ValueError(f"`{name}` must be a whole number, at least {least} (got {count!r})")
-        whole = isinstance(self.exact_after, int) and not isinstance(self.exact_after, bool)
-        if not whole and not (_is_number(self.exact_after) and 0 < self.exact_after <= 1):
+        after = self.exact_after
+        is_count = isinstance(after, int) and not isinstance(after, bool) and after >= 0
+        if after is not None and not is_count and not (isinstance(after, float) and 0 < after < 1):
             raise ValueError(
-                "`exact_after` must be a share of the epochs, as 0.8, or a number of backward passes, as 500 "
-                f"(got {self.exact_after!r})"
+                "`exact_after` must be a share of the epochs below 1, as 0.8, a number of backward passes, as 500, or "
+                f"None for never (got {after!r})"
             )
-        if whole and self.exact_after < 0:
-            raise ValueError(f"`exact_after` must be at least 0 backward passes (got {self.exact_after!r})")
         for name, offered in (
             ("rank", ("score", "density")),
             ("allocation", ("greedy", "threshold")),
@@ -146,11 +148,11 @@ class TopRows:
 
     def bound_to(self, name: str, model: ModelState) -> Policy:
         from .budget import Budget
-        from .selection import RowSelection
+        from .selection import ModuleRows
 
         if model.backward is None:
             model.backward = Budget(self, model)
-        return RowSelection(name, model.backward)
+        return ModuleRows(name, model.backward)
 
 
 def _is_number(x: object) -> bool:

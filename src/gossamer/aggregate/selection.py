@@ -25,7 +25,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -38,26 +38,63 @@ from ..ops.quantize_rows import QRows
 from ..ops.row_selection import kept_matrix
 from ..ops.spmm import row_sums
 from .budget import Budget, Curve, curve_of
-from .policy import NonzeroRows, Policy, Product, Result, Transposed
+from .policy import NonzeroRows, Product, Result, Transposed
 
 if TYPE_CHECKING:
-    from ..state import ModelState
     from .adjacency import Adjacency
 
 LEAST_ROWS = 10
+LEAST_CHANCE = 2.0**-24
+"""What random numbers of 24 bits can tell from zero."""
 SAMPLED_ROWS = 1024
 """Rows of a result, evenly spaced, from which its norm and the true error are estimated."""
 FOLLOWED_EVERY = 5
 """Passes after which a selection adds to the curve: one in every pass would cost as much as the selection."""
+NEW_ENERGY = 0.01
+"""The share of the squared gradient that rows without one at the last draw may carry before rows are drawn again."""
 NONZERO = NonzeroRows()
 
 
 @final
-class RowSelection:
-    """The policy `TopRows` of one module, with what it remembers."""
+class ModuleRows:
+    """The policy `TopRows` of one module: a selection for each of its products in a pass, as a module may have several.
+
+    The n-th product of a pass has the n-th selection: gradients of the layers that share a module differ.
+    """
 
     def __init__(self, name: str, budget: Budget) -> None:
         self.name, self.budget = name, budget
+        self.reset()
+
+    def reset(self) -> None:
+        self._products: list[RowSelection] = []
+        self._pass = self._count = 0
+
+    def product(self, number: int) -> RowSelection:
+        """The selection of the product of that number, from 0 on."""
+        while len(self._products) <= number:
+            self._products.append(RowSelection(self.name, len(self._products), self.budget))
+        return self._products[number]
+
+    def multiply(
+        self, adjacency: Adjacency, gradient: Tensor | QRows, product: Product[Result], factor: Tensor | None = None
+    ) -> Result:
+        self.budget.enter(self.name)
+        self._count = self._count + 1 if self._pass == self.budget.passes else 1
+        self._pass = self.budget.passes
+        return self.product(self._count - 1).multiply(adjacency, gradient, product, factor)
+
+    def edge_rows(self) -> Tensor | None:
+        return self.product(self._count - 1).edge_rows() if self._count else None
+
+
+@final
+class RowSelection:
+    """The rows of one backward product of a module, with what is remembered of it."""
+
+    def __init__(self, module: str, number: int, budget: Budget) -> None:
+        self.module, self.number, self.budget = module, number, budget
+        self.last_pass = 0
         self.width = self.edges = 0
         self.share: float | None = None
         """Of the work of an exact product; None until the first allocation."""
@@ -70,23 +107,27 @@ class RowSelection:
         self.estimated_error = self.measured_error = math.nan
         self.at_floor = False
         """Whether the least number of rows was taken though it is more than the share allows."""
-        self._norms: tuple[Adjacency, Tensor] | None = None
+        self._norms: _Norms | None = None
         self._forget()
+
+    @property
+    def name(self) -> str:
+        return f"{self.module} ({self.number + 1})" if self.number else self.module
 
     def _forget(self) -> None:
         """Drop the selection."""
         self._keep: Tensor | None = None
+        self._had: Tensor | None = None
         self._weight: Tensor | None = None
         self._graph: tuple[int, ...] | None = None
         self._drawn_for: float | None = None
-        self._uses = self._used_in = 0
+        self._uses = 0
         self._compact: tuple[weakref.ref[Graph], Sparse] | None = None
 
-    def bound_to(self, name: str, model: ModelState) -> Policy:
-        return self
-
     def edge_rows(self) -> Tensor | None:
-        return self._keep if self.budget.setting.edge_grad == "sliced" else None
+        if self.budget.setting.edge_grad != "sliced" or self._keep is None:
+            return None
+        return self._keep.float() if self._weight is None else self._weight
 
     # A backward product -----------------------------------------------------------------------------------------
 
@@ -97,25 +138,28 @@ class RowSelection:
         if rows.size(1) == 0 or adjacency.graph.num_edges == 0:
             self._forget()
             return product(Transposed(adjacency.transpose()))
-        self.width, self.edges = rows.size(1), adjacency.graph.num_edges
-        self.budget.enter(self)
+        self.width, self.edges, self.last_pass = rows.size(1), adjacency.graph.num_edges, self.budget.passes
+        self.budget.layers.setdefault(self.name, self)
         if self.budget.phase == "exact":
             self._forget()
+            self._norms = None
             return NONZERO.multiply(adjacency, gradient, product)
         if self.budget.phase == "warm-up" or self.share is None:
             self._scores(adjacency, gradient)
             start = time.perf_counter()
-            out = product(Transposed(adjacency.transpose()))
+            out = NONZERO.multiply(adjacency, gradient, product)
             self.budget.spent_in_product(time.perf_counter() - start)
             self._follow_norm(out, factor)
             return out
-        if self._is_stale(adjacency.graph):
+        if self._is_stale(adjacency.graph) or self._has_moved(gradient):
             self._draw(adjacency, gradient)
-        out = product(self._transposed(adjacency))
-        if adjacency.value is not None:
-            self._add_loops(adjacency, rows, out)
-        self._uses += self._used_in != self.budget.passes  # a module may be called twice in a pass
-        self._used_in = self.budget.passes
+        if self.kept_work == 1 and self._weight is None:
+            out = NONZERO.multiply(adjacency, gradient, product)
+        else:
+            out = product(self._transposed(adjacency))
+            if adjacency.value is not None:
+                self._add_loops(adjacency, rows, out)
+        self._uses += 1
         self._follow_norm(out, factor)
         if self.budget.is_measured:
             exact = product(Transposed(adjacency.transpose()))
@@ -127,13 +171,26 @@ class RowSelection:
         spent = self._uses >= self.budget.setting.refresh
         return self._keep is None or spent or self._drawn_for != self.share or self._graph != _fingerprint(graph)
 
+    def _has_moved(self, gradient: Tensor | QRows) -> bool:
+        """Whether rows that had no gradient when the selection was drawn carry some of it now, or one is not finite.
+
+        Some rows, evenly spaced, are looked at: others are loss nodes from step to step, or a run diverges.
+        """
+        assert self._had is not None
+        few, _ = _some(gradient)
+        energy = few.double().square().sum(1)
+        had = self._had[:: max(1, len(self._had) // SAMPLED_ROWS)]
+        new, total = float(torch.where(had, 0.0, energy).sum()), float(energy.sum())
+        return not math.isfinite(total) or new > NEW_ENERGY * total
+
     def _scores(self, adjacency: Adjacency, gradient: Tensor | QRows) -> tuple[Tensor, Tensor]:
         """Score and key of each row; the curve follows them."""
         setting, degree = self.budget.setting, adjacency.graph.degree
-        norms = (
-            ops.row_norms_int8(gradient) if isinstance(gradient, QRows) else torch.linalg.vector_norm(gradient, dim=1)
-        )
-        score = norms.float() * self._norms_of(adjacency)
+        if isinstance(gradient, QRows):
+            norms = ops.row_norms_int8(gradient)
+        else:
+            norms = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float32)
+        score = norms * self._norms_of(adjacency)
         per_edge = score * degree.clamp(min=1).float().rsqrt()
         key = score if setting.rank == "score" and not setting.sample else per_edge
         if self.budget.phase == "warm-up" or self.budget.passes - self.followed_at >= FOLLOWED_EVERY:
@@ -144,12 +201,16 @@ class RowSelection:
 
     def _norms_of(self, adjacency: Adjacency) -> Tensor:
         """||A_i||_2 of each destination, without the diagonal; computed once for a fixed matrix."""
-        if self._norms is None or not adjacency.is_same_matrix(self._norms[0]):
-            self._norms = adjacency, row_norms(adjacency)
-        return self._norms[1]
+        if adjacency.value is not None:
+            return row_norms(adjacency)
+        if self._norms is None or not self._norms.are_of(adjacency):
+            scales = (adjacency.src_scale, adjacency.dst_scale)
+            self._norms = _Norms(weakref.ref(adjacency.graph), scales, row_norms(adjacency))
+        return self._norms.norms
 
     def _draw(self, adjacency: Adjacency, gradient: Tensor | QRows) -> None:
         self._forget()
+        self.at_floor = False
         score, key = self._scores(adjacency, gradient)
         degree = adjacency.graph.degree
         edges = math.floor((self.share or 0.0) * self.edges + 1e-6)  # a share k / n allows k of n edges
@@ -167,7 +228,8 @@ class RowSelection:
         error = float(lost.double().square().sum().sqrt())
         self.estimated_error = error / self.norm if self.norm > 0 else math.nan
         self.kept_work = float(torch.where(keep, degree, 0).sum()) / self.edges
-        self._keep, self._graph, self._drawn_for = keep, _fingerprint(adjacency.graph), self.share
+        self._keep, self._had = keep, (key != 0) | (degree == 0)  # without edges a gradient does not count
+        self._graph, self._drawn_for = _fingerprint(adjacency.graph), self.share
         self.draws += 1
 
     def _transposed(self, adjacency: Adjacency) -> Transposed:
@@ -175,8 +237,6 @@ class RowSelection:
         if self._weight is not None:
             scale = self._weight if matrix.src_scale is None else self._weight * matrix.src_scale
             matrix = matrix._replace(src_scale=scale)
-        if self.kept_work == 1 and self._weight is None:
-            return Transposed(matrix)
         if adjacency.value is not None or self._uses == 0:  # values that change, or a graph that may not come again
             return Transposed(matrix, keep)
         if self._compact is None or self._compact[0]() is not adjacency.graph:
@@ -193,7 +253,9 @@ class RowSelection:
             return
         assert adjacency.value is not None and self._keep is not None
         taken = self._keep.float() if self._weight is None else self._weight
-        loop = torch.zeros(len(taken)).index_add(0, nodes, adjacency.value.detach().float()[at])
+        loop = torch.zeros_like(taken).index_add(0, nodes, adjacency.value.detach().float()[at])
+        for scale in (adjacency.src_scale, adjacency.dst_scale):
+            loop = loop if scale is None else loop * scale.float()
         out += ((1 - taken) * loop).unsqueeze(1).to(out.dtype) * dout
 
     def _follow_norm(self, out: Any, factor: Tensor | None) -> None:
@@ -206,23 +268,20 @@ class RowSelection:
     @property
     def extra_bytes(self) -> int:
         """Memory of the selection beyond the graph's own."""
-        held = [self._keep, self._weight, *(() if self._compact is None else self._compact[1][:3])]
+        held = [self._keep, self._had, self._weight, *(() if self._compact is None else self._compact[1][:3])]
+        held += [] if self._norms is None else [self._norms.norms]
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
-    NUMBERS = ("width", "edges", "share", "followed_at", "norm", "draws", "kept_work", "at_floor")
+    NUMBERS = ("last_pass", "width", "edges", "share", "followed_at", "norm", "draws", "kept_work", "at_floor")
 
     def state(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in self.NUMBERS}
         errors = [None if math.isnan(e) else e for e in (self.estimated_error, self.measured_error)]
         curve = None if self.curve is None else [list(self.curve.work), list(self.curve.kept)]
-        held = {
-            "keep": _written(self._keep),
-            "weight": _written(self._weight),
-            "uses": self._uses,
-            "used_in": self._used_in,
-        }
+        named = {"module": self.module, "number": self.number, "uses": self._uses}
+        held = named | {"keep": _written(self._keep), "had": _written(self._had), "weight": _written(self._weight)}
         return plain | held | {"errors": errors, "curve": curve, "graph": self._graph, "drawn_for": self._drawn_for}
 
     def restore(self, found: Mapping[str, Any]) -> None:
@@ -231,8 +290,9 @@ class RowSelection:
             setattr(self, name, found[name])
         self.estimated_error, self.measured_error = (math.nan if e is None else float(e) for e in found["errors"])
         self.curve = None if found["curve"] is None else Curve(*found["curve"])
-        self._keep, self._weight = _read(found["keep"], np.bool_), _read(found["weight"], np.float32)
-        self._uses, self._used_in, self._drawn_for = int(found["uses"]), int(found["used_in"]), found["drawn_for"]
+        self._keep, self._had = (_read(found[name], np.bool_) for name in ("keep", "had"))
+        self._weight = _read(found["weight"], np.float32)
+        self._uses, self._drawn_for = int(found["uses"]), found["drawn_for"]
         self._graph = None if found["graph"] is None else tuple(found["graph"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -241,23 +301,20 @@ class RowSelection:
 
 def chances(key: Tensor, cost: Tensor, work: int) -> Tensor:
     """p = min(1, lambda key) such that the expected cost of what is kept is `work`, or all that has a key is kept."""
-    key = torch.where(key.isfinite(), key, torch.inf)
-    sure = key == torch.inf
-    spread = torch.where(sure, 0.0, key.double() * cost)
-    left = work - float(torch.where(sure, cost, 0).sum())
+    sure = ~key.isfinite()
+    wide = torch.where(sure, 0.0, key.double())
     chance = sure.double()
-    for _ in range(64):  # each round finds rows whose chance would exceed 1; few are needed
-        total = float(torch.where(sure, 0.0, spread).sum())
+    for _ in range(1000):  # each round finds rows whose chance would exceed 1; few are needed
+        left = work - float(torch.where(sure, cost, 0).sum())
+        total = float(torch.where(sure, 0.0, wide * cost).sum())
         if left <= 0 or total == 0:
-            break
-        chance = torch.where(sure, 1.0, torch.where(sure, 0.0, key.double()) * (left / total))
+            return sure.float()
+        chance = torch.where(sure, 1.0, wide * (left / total))
         more = (chance > 1) & ~sure
         if not bool(more.any()):
             break
         sure = sure | more
-        left = work - float(torch.where(sure, cost, 0).sum())
-        chance = sure.double()
-    return chance.clamp(max=1).float()
+    return torch.where(chance < LEAST_CHANCE, 0.0, chance.clamp(max=1)).float()
 
 
 def _fill(keep: Tensor, key: Tensor) -> bool:
@@ -269,12 +326,25 @@ def _fill(keep: Tensor, key: Tensor) -> bool:
     return True
 
 
+class _Norms(NamedTuple):
+    """||A_i|| of a fixed matrix, and what that is made of."""
+
+    graph: weakref.ref[Graph]
+    scales: tuple[Tensor | None, Tensor | None]
+    norms: Tensor
+
+    def are_of(self, adjacency: Adjacency) -> bool:
+        src, dst = self.scales
+        return self.graph() is adjacency.graph and src is adjacency.src_scale and dst is adjacency.dst_scale
+
+
 def row_norms(adjacency: Adjacency) -> Tensor:
     """||A_i||_2 of each destination, without the diagonal."""
     a = adjacency.matrix()
     squares = [None if t is None else t.detach().float().square() for t in (a.value, a.src_scale)]
-    sums = row_sums(Sparse(a.rowptr, a.col, *squares), torch.ones(adjacency.graph.num_src, 1)).squeeze(1).sqrt()
-    return sums if a.dst_scale is None else sums * a.dst_scale.abs()
+    ones = torch.ones(adjacency.graph.num_src, 1, dtype=torch.float32, device=a.rowptr.device)
+    sums = row_sums(Sparse(a.rowptr, a.col, *squares), ones).squeeze(1).sqrt()
+    return sums if a.dst_scale is None else sums * a.dst_scale.float().abs()
 
 
 def loops_of(graph: Graph) -> tuple[Tensor, Tensor]:
@@ -292,7 +362,7 @@ def _fingerprint(graph: Graph) -> tuple[int, ...]:
     """Sizes, and a checksum of some entries: equal graphs share a selection, also after a checkpoint."""
 
     def checksum() -> tuple[int, ...]:
-        some = [t[:: max(1, t.numel() // 2048)].contiguous().numpy().tobytes() for t in (graph.rowptr, graph.col)]
+        some = [t[:: max(1, t.numel() // 2048)].contiguous().cpu().numpy().tobytes() for t in (graph.rowptr, graph.col)]
         return graph.num_src, graph.num_dst, graph.num_edges, zlib.crc32(some[1], zlib.crc32(some[0]))
 
     return graph.derived("fingerprint", checksum)
@@ -326,7 +396,7 @@ def _written(tensor: Tensor | None) -> str | None:
     """A tensor as text; truth values take a bit each before they are compressed."""
     if tensor is None:
         return None
-    data = tensor.numpy()
+    data = tensor.cpu().numpy()
     packed = np.packbits(data) if data.dtype == np.bool_ else data
     return f"{data.size}:{base64.b64encode(zlib.compress(packed.tobytes())).decode()}"
 

@@ -112,7 +112,8 @@ def _grouped(signature: Signature, function: Callable[..., Any]) -> Callable[...
 
 def _setup(signature: Signature, setup_context: Callable[..., None]) -> Callable[..., None]:
     def run(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        setup_context(ctx, signature.group(inputs), output)
+        left_out = [None] * (signature.count - len(inputs))  # torch leaves out last arguments that equal their default
+        setup_context(ctx, signature.group((*inputs, *left_out)), output)
 
     return run
 

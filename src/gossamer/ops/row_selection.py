@@ -129,6 +129,14 @@ def check_keep(keep: Tensor | None, num_src: int) -> None:
         _checks.shape_of("keep", keep, (num_src,), f"[{num_src}], one truth value per source")
 
 
+def only_kept(dvalue: Tensor, col: Tensor, keep: Tensor | None) -> Tensor:
+    """Gradients of edge weights, zero for edges whose source is left out."""
+    if keep is None:
+        return dvalue
+    stays = keep[col.long()].view(-1, *[1] * (dvalue.dim() - 1))
+    return torch.where(stays, dvalue, 0.0)
+
+
 def _check_filter(rowptr: Tensor, col: Tensor, value: Tensor | None, keep: Tensor) -> None:
     check_keep(keep, keep.numel())
     _checks.csr(rowptr, col, keep.numel())

@@ -31,7 +31,7 @@ from ._sum_checks import FLOATS, check_ends, check_heads, check_weights, heads_o
 from .csr import Sparse, row_of_edge, transpose_csr
 from .gather_rows import gather_rows
 from .linear import bias_gradient
-from .row_selection import check_keep, filter_edges, kept_matrix
+from .row_selection import check_keep, filter_edges, kept_matrix, only_kept
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -84,12 +84,8 @@ def _fake(a: Sparse, x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty(a.num_dst, x.size(1))
 
 
-ARGUMENTS = 10
-"""Structures counting once; torch leaves out a last argument that equals its default."""
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, x, bias, diagonal, rows, *transposed, keep = inputs if len(inputs) == ARGUMENTS else (*inputs, None)
+    a, x, bias, diagonal, rows, *transposed, keep = inputs
     refuse_gradient(src_scale=a.src_scale, dst_scale=a.dst_scale, diagonal=diagonal)
     needs_value = a.value is not None and a.value.requires_grad
     ctx.save_for_backward(*a, x if needs_value else None, diagonal, *transposed, keep)
@@ -115,9 +111,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
     if needs.value:
         from .sddmm import edge_gradient
 
-        dvalue = edge_gradient(a, x, dout, (t_rowptr, t_col, t_perm))
-        if keep is not None:
-            dvalue = dvalue * keep[a.col.long()].view(-1, *[1] * (dvalue.dim() - 1))
+        dvalue = only_kept(edge_gradient(a, x, dout, (t_rowptr, t_col, t_perm)), a.col, keep)
     dbias = bias_gradient(dout).to(ctx.bias_dtype) if needs_bias else None
     drows = dout.to(ctx.rows_dtype) if needs_rows else None
     return (None, None, dvalue, None, None), dx, dbias, None, drows, None, None, None, None, None

@@ -25,7 +25,7 @@ from ._sum_checks import check_ends, check_heads, check_weights, plus_own_rows, 
 from .csr import Sparse
 from .linear import column_sums
 from .quantize_rows import QRows
-from .row_selection import check_keep
+from .row_selection import check_keep, only_kept
 from .spmm import row_sums, weighted_sum
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def _fake(a: Sparse, x: QRows, *rest: Any) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    given = dict(zip(("a", "x", "bias", "diagonal", "rows", "keep"), inputs, strict=False))  # last ones may be left out
-    a, x, diagonal, keep = given["a"], given["x"], given.get("diagonal"), given.get("keep")
+    a, x, _, diagonal, _, keep = inputs
     refuse_gradient(dst_scale=a.dst_scale, src_scale=a.src_scale, diagonal=diagonal)
     ctx.save_for_backward(*a, *x, diagonal, keep)
 
@@ -82,9 +81,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
     dvalue = dscale = None
     rows = x.codes.to(torch.float32)
     if needs.value:
-        dvalue = edge_gradient(of_codes(a, x), rows, dout)
-        if keep is not None:
-            dvalue = dvalue * keep[a.col.long()].view(-1, *[1] * (dvalue.dim() - 1))
+        dvalue = only_kept(edge_gradient(of_codes(a, x), rows, dout), a.col, keep)
     if needs_x.scale:
         back = row_sums(a.transposed(x.codes.size(0)), dout.contiguous())
         back = plus_own_rows(back if keep is None else torch.where(keep.unsqueeze(1), back, 0.0), dout, diagonal)

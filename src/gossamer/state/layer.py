@@ -45,8 +45,9 @@ class ModelState:
         self.step, self.epoch = int(found["step"]), int(found["epoch"])
         for name, layer in self.layers.items():
             layer.restore(found["layers"].get(name, {}))
-        if self.backward is not None and "backward" in found:
-            self.backward.restore(found["backward"], {name: layer.policy for name, layer in self.layers.items()})
+        if self.backward is not None:
+            policies = {name: layer.policy for name, layer in self.layers.items()}
+            self.backward.restore(found.get("backward"), policies)
 
 
 @dataclass(eq=False)

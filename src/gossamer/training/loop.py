@@ -6,7 +6,8 @@
 
 A run that is killed at any moment and resumed ends with the same bits as one that was not: a checkpoint holds the
 weights, the optimizer's moments, the best weights, the history (from which early stopping is decided), the random
-generators (from which dropout, noise and the order of batches are drawn) and what automatic precision has measured.
+generators (from which dropout, noise and the order of batches are drawn), what automatic precision has measured and
+which rows backward selects.
 Resume with the number of threads in run.json: our kernels give the same bits for any number of threads, PyG's own
 layers and matrix products may not.
 """
@@ -89,7 +90,7 @@ def train(
         bar.show(history)
         state = model_state_of(model)
         if state is not None:
-            state.epochs = epochs
+            state.epoch, state.epochs = len(history), epochs
         while len(history) < epochs and not history.out_of_patience(patience):
             when, start = run.stopped_in(len(history) + 1), time.perf_counter()
             loss = train_epoch(model, optimizer, examples, when)
@@ -106,6 +107,8 @@ def train(
                 on_epoch(history[len(history)])
             run.keep(model, optimizer, history, best)
         run.keep(model, optimizer, history, best, now=True)
+        if state is not None:
+            state.epochs = None  # a loop of the user's own may follow
         model.load_state_dict(best)
         result = TrainResult.of(history, examples.task.metric)
         run.finish(result)

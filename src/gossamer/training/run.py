@@ -14,12 +14,22 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ..state import model_state_of
+from ..state import ModelState, model_state_of
 from . import checkpoint as files
 from . import random_state
-from .checkpoint import Checkpoint, NotWritten
+from .checkpoint import BadCheckpoint, Checkpoint, NotWritten
 from .folder import CHECKPOINT, RESULT, RUN, environment, open_folder, plain, write_json
 from .history import History, TrainResult
+
+
+def _restore(state: ModelState, found: Any, path: Path) -> None:
+    try:
+        state.restore(found)
+    except Exception as error:  # of any kind: the contents may be anyone's
+        raise BadCheckpoint(
+            f"the state of the model in {path} is not that of this recipe ({type(error).__name__}: {error}); it was "
+            "written by another version, or is damaged: start again in another folder"
+        ) from error
 
 
 @final
@@ -52,10 +62,10 @@ class Run:
             found = files.load(path)
             files.check_fits(found, model, path)
             self._check_epochs(len(found.state["history"]["loss"]))
-            files.restore(found, model, optimizer)
             state = model_state_of(model)
             if state is not None and found.state.get("model"):
-                state.restore(found.state["model"])
+                _restore(state, found.state["model"], path)
+            files.restore(found, model, optimizer)
             random_state.restore(found.random)
             history, best = History.replay(higher_is_better, found.state["history"]), found.best
             self.saved_epoch = len(history)

@@ -185,7 +185,7 @@ def _check_binary(y: Tensor, task: Task) -> None:
         row, column = torch.nonzero(~allowed)[0].tolist()
         raise ValueError(
             f"`data.y` must hold 0 and 1, or -1 or NaN where a label is unknown, for the task {task.name!r} (got "
-            f"{y[row, column]} for node {row}, label {column}); fix the labels, for instance data.y = (y > 0).float()"
+            f"{y[row, column]} for node {row}, label {column}); fix the labels, and leave -1 where one is unknown"
         )
 
 

@@ -1,6 +1,6 @@
 """Neighbour sums whose edge weights require grad: few bits of the rows are saved for the weights' gradient.
 
-    out = A x        dv_e = s_i <dout_i, x^_j>        dx = A^T dout (exact)
+    out = A x        dv_e = s_i <dout_i, x^_j>        dx = A^T dout (of the float rows)
 
 with s the factors of destinations. A sum with fixed weights saves nothing and is `Adjacency.product` itself.
 """
@@ -37,13 +37,12 @@ class _WeightedSum(torch.autograd.Function):
         value, *saved = ctx.saved_tensors
         adjacency, dout = dataclasses.replace(ctx.adjacency, value=value), whole(dout)
         needs_x, needs_value, *_ = ctx.needs_input_grad
-        dx = dvalue = None
+
+        def rows() -> Tensor:
+            return saved[0] if ctx.codec is None else ctx.codec.decode(Codes(tuple(saved), *ctx.meta))
+
         with torch.no_grad():
-            if needs_value:
-                x = saved[0] if ctx.codec is None else ctx.codec.decode(Codes(tuple(saved), *ctx.meta))
-                dvalue = adjacency.edge_gradient(x, dout)
-            if needs_x:
-                dx = adjacency.back(dout)
+            dx, dvalue = adjacency.gradients(dout, needs_x, needs_value, rows)
         return refuse_twice(dx, dvalue, None, None)
 
 
