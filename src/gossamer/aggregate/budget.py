@@ -155,6 +155,8 @@ class Budget:
         """The backward products that there were, in that order."""
         self.allocated_at: tuple[str, int] | None = None
         """The unit of time, "epochs" or "passes", and when."""
+        self.last_phase = "warm-up"
+        """That of the last pass."""
         self._task: int | None = None
         self._seen: set[str] = set()
         self._began: float | None = None
@@ -177,6 +179,7 @@ class Budget:
         self._seen = {module}
         self._time_step()
         self.passes += 1
+        self.last_phase = self.phase
         if self.phase == "selected" and self._is_due():
             self.allocate()
 
@@ -237,7 +240,7 @@ class Budget:
         layers = {name: layer.state() for name, layer in self.layers.items()}
         times = None if math.isinf(self.step_seconds) else [self.step_seconds, self.product_seconds]
         plain = {"passes": self.passes, "seed": self.seed, "allocated_at": self.allocated_at, "seconds": times}
-        return plain | {"layers": layers}
+        return plain | {"last_phase": self.last_phase, "layers": layers}
 
     def restore(self, found: Mapping[str, Any] | None, policies: Mapping[str, ModuleRows]) -> None:
         """What `state` returned, back in place; None begins anew. `policies` are those of the modules by name."""
@@ -247,7 +250,7 @@ class Budget:
         self.passes = 0
         if found is None:
             return
-        self.passes, self.seed = int(found["passes"]), int(found["seed"])
+        self.passes, self.seed, self.last_phase = int(found["passes"]), int(found["seed"]), str(found["last_phase"])
         unit, when = found["allocated_at"] or (None, 0)
         self.allocated_at = None if unit is None else (str(unit), int(when))
         if found["seconds"] is not None:

@@ -51,7 +51,7 @@ class Sampling:
     """What gs.TopRows(...) does in a model; printed, a table."""
 
     phase: str
-    """ "warm-up", "selected" or "exact"."""
+    """Of the last pass: "warm-up", "selected" or "exact"."""
     passes: int
     budget: float
     layers: dict[str, Layer]
@@ -141,4 +141,4 @@ def sampling(model: nn.Module) -> Sampling:
         )
         for name, found in budget.layers.items()
     }
-    return Sampling(budget.phase, budget.passes, budget.setting.budget, layers, budget.product_share)
+    return Sampling(budget.last_phase, budget.passes, budget.setting.budget, layers, budget.product_share)
