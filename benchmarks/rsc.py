@@ -45,7 +45,9 @@ from gossamer.ops.spmm import row_sums
 from gossamer.ops.spmm_int8 import spmm_int8_op
 from gossamer.training import models
 
-COLUMNS, REFRESH = 256, gs.TopRows().refresh
+COLUMNS, REFRESH = 256, 10
+PUBLISHED = gs.TopRows(refresh=REFRESH, sample=False, rank="score", allocation="greedy")
+BEST = gs.TopRows(refresh=REFRESH, sample=False)
 
 
 def graph_of(name: str, **options: Any) -> gs.Graph:
@@ -153,8 +155,9 @@ class Trainee:
 
 def epochs_of(data: Any, model: dict[str, Any], compute: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Median seconds of epochs that take turns, the exact one's share of backward products, and the bound."""
-    setting = gs.TopRows(budget=args.budget, exact_after=None)
-    policies = {"exact": gs.Exact(), "nonzero": gs.NonzeroRows(), "rsc": setting}
+    setting = dataclasses.replace(BEST, budget=args.budget, exact_after=None)
+    recipe = dataclasses.replace(gs.recipes["rsc"].backward, exact_after=None)
+    policies = {"exact": gs.Exact(), "nonzero": gs.NonzeroRows(), "rsc": setting, "recipe": recipe}
     trainees = {name: Trainee(data, model, gs.Recipe(compute=compute, backward=of)) for name, of in policies.items()}
     for _ in range(setting.warmup + 1):
         for trainee in trainees.values():
@@ -170,7 +173,11 @@ def epochs_of(data: Any, model: dict[str, Any], compute: Any, args: argparse.Nam
     bound = 1 / (1 - share * (1 - args.budget))
     gain, possible = mean["exact"] / mean["rsc"], bound
     found = {"seconds": mean, "best": best, "share": share, "bound": bound, "kept": report.kept, "bytes": report.bytes}
-    found |= {"gain": gain, "reached": (1 - 1 / gain) / (1 - 1 / possible)}
+    found |= {
+        "gain": gain,
+        "reached": (1 - 1 / gain) / (1 - 1 / possible),
+        "recipe_gain": mean["exact"] / mean["recipe"],
+    }
     print(
         ", ".join(f"{name} {s:.3f} s" for name, s in mean.items()) + f", share {share:.1%}, bound {bound:.3f}x, "
         f"gain {gain:.3f}x, {found['reached']:.0%} of what can be saved",
@@ -239,13 +246,13 @@ def degrees(args: argparse.Namespace) -> None:
 def variants(budgets: list[float]) -> dict[str, gs.Recipe]:
     found = {"exact": gs.Recipe(backward=gs.Exact())}
     for budget in budgets:
-        rows = gs.TopRows(budget=budget)
         settings = {
-            "density": rows,
-            "score": gs.TopRows(budget=budget, rank="score", allocation="greedy"),
-            "sampled": dataclasses.replace(gs.recipes["rsc"].backward, budget=budget),
+            "density": BEST,
+            "score": PUBLISHED,
+            "sampled": gs.TopRows(),
         }
-        found |= {f"{name} {budget:g}": gs.Recipe(backward=setting) for name, setting in settings.items()}
+        for name, setting in settings.items():
+            found[f"{name} {budget:g}"] = gs.Recipe(backward=dataclasses.replace(setting, budget=budget))
     return found
 
 
@@ -294,10 +301,11 @@ def noise(args: argparse.Namespace) -> None:
         exact = first_gradient(data, gs.Exact(), 1)[0]
         size = float(exact.norm())
         for name, setting, draws in (
-            ("density", gs.TopRows(budget=budget, warmup=1, refresh=1), 1),
-            ("score", gs.TopRows(budget=budget, warmup=1, refresh=1, rank="score", allocation="greedy"), 1),
-            ("sampled", gs.TopRows(budget=budget, warmup=1, refresh=1, sample=True), args.draws),
+            ("density", BEST, 1),
+            ("score", PUBLISHED, 1),
+            ("sampled", gs.TopRows(), args.draws),
         ):
+            setting = dataclasses.replace(setting, budget=budget, warmup=1, refresh=1)
             grads = torch.stack(first_gradient(data, setting, draws))
             bias = float((grads.mean(0) - exact).norm()) / size
             deviation = float((grads - grads.mean(0)).square().sum((1, 2)).mean().sqrt()) / size

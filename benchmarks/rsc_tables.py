@@ -33,11 +33,12 @@ def epochs_table(results: Results) -> str:
         seconds, model = one["seconds"], NAMES[one["model"]]
         degree = f"`{one['graph']}`, mean degree {one['edges'] / one['nodes']:.0f}"
         compute = {"Float32": "float32", "Int8": "int8"}[one["compute"]]
-        times = [f"{seconds[name]:.3f}" for name in ("exact", "nonzero", "rsc")]
+        times = [f"{seconds[name]:.3f}" for name in ("exact", "nonzero", "rsc", "recipe")]
         gains = [f"{one['share']:.1%}", f"{one['bound']:.2f}x", f"**{one['gain']:.2f}x**", f"{one['reached']:.0%}"]
+        gains.append(f"**{one['recipe_gain']:.2f}x**")
         rows.append([degree, f"{model}, {compute}", *times, *gains])
-    heads = ["graph", "model", "exact, s", "`NonzeroRows`, s", "`TopRows`, s", "backward products", "bound", "gain"]
-    heads += ["of what can be saved"]
+    heads = ["graph", "model", "exact, s", "`NonzeroRows`, s", f"budget {content['budget']:g}, s", "recipe `rsc`, s"]
+    heads += ["backward products", "bound", "gain", "of what can be saved", "gain of the recipe"]
     return f"{table(heads, rows, 2)}\n\nMean epoch without the slowest fifth, taking turns. {where(content)}"
 
 

@@ -141,13 +141,13 @@ def test_accuracy_of_selected_rows(tables: ModuleType, tmp_path: Path) -> None:
 
 
 def test_gains_of_selected_rows(tables: ModuleType, tmp_path: Path) -> None:
-    seconds = {"exact": 1.2, "nonzero": 1.1, "rsc": 1.0}
-    gains = {"share": 0.25, "bound": 1.29, "gain": 1.2, "reached": 0.74}
+    seconds = {"exact": 1.2, "nonzero": 1.1, "rsc": 1.0, "recipe": 1.1}
+    gains = {"share": 0.25, "bound": 1.29, "gain": 1.2, "reached": 0.74, "recipe_gain": 1.09}
     facts = {"graph": "made-up", "nodes": 10, "edges": 4000, "model": "gcn", "compute": "Float32", "seconds": seconds}
-    write(tmp_path, "rsc-epochs", {"machine": MACHINE, "results": [facts | gains]})
+    write(tmp_path, "rsc-epochs", {"machine": MACHINE, "budget": 0.1, "results": [facts | gains]})
     found = cells(tables.table("rsc-epochs").splitlines()[2])
     assert found[:2] == ["`made-up`, mean degree 400", "GCN 3x256, float32"]
-    assert found[2:] == ["1.200", "1.100", "1.000", "25.0%", "1.29x", "**1.20x**", "74%"]
+    assert found[2:] == ["1.200", "1.100", "1.000", "1.100", "25.0%", "1.29x", "**1.20x**", "74%", "**1.09x**"]
     times = {"exact": 0.05, "masked": 0.01, "compacted": 0.008, "spread": 0.01, "write": 0.005}
     times |= {"score": 0.003, "selection": 0.001, "allocation": 0.001, "compaction": 0.003}
     product = {"graph": "made-up", "nodes": 100, "rows_kept": 5, "seconds": {"float32": times}}

@@ -135,10 +135,6 @@ class _Recipes(Mapping[str, Recipe]):
         return "\n".join(f"{name}: {recipe!r}" for name, recipe in self._named.items())
 
 
-SAMPLED = TopRows(budget=0.3, refresh=5, sample=True)
-"""By accuracy: the best rows, as published, lose several points where nodes of a class share the direction of their
-gradients; sampled ones, which are right on average, do not (docs/rsc.md)."""
-
 recipes: Mapping[str, Recipe] = _Recipes(
     {
         "float32": Recipe(),
@@ -148,8 +144,8 @@ recipes: Mapping[str, Recipe] = _Recipes(
         "exact-int8": Recipe(activations=Blockwise(bits=8)),
         "tango": Recipe(compute=Int8()),
         "tango-auto": Recipe(compute=Int8(auto=True)),
-        "rsc": Recipe(backward=SAMPLED),
-        "tango-rsc": Recipe(compute=Int8(), backward=SAMPLED),
+        "rsc": Recipe(backward=TopRows()),
+        "tango-rsc": Recipe(compute=Int8(), backward=TopRows()),
         "feather": Recipe(compute=Int8(), activations=Blockwise(bits=2, bins="optimal")),
     }
 )

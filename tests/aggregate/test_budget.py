@@ -162,7 +162,8 @@ def test_models_stay_within_their_budget(kind, allocation, share):
     """Over 30 steps of training, with another loss in each."""
     seeded()
     model = Net(kind, (8, 30, 6, 17, 4))
-    backward = gs.TopRows(share, warmup=2, refresh=3, reallocate=5, exact_after=None, allocation=allocation)
+    settings = {"warmup": 2, "refresh": 3, "reallocate": 5, "exact_after": None, "allocation": allocation}
+    backward = gs.TopRows(share, sample=False, **settings)
     gs.lighten_(model, gs.Recipe(backward=backward))
     optimizer, edges = torch.optim.Adam(model.parameters(), lr=0.01), graphs.graph("power law").edge_index
     for step in range(30):

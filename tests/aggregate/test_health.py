@@ -17,7 +17,10 @@ EDGES = graphs.graph("power law").edge_index
 
 
 def trained(passes, budget=0.2, **settings):
-    model, _ = pair_of("SAGE, mean", gs.TopRows(budget, **({"warmup": 2, "exact_after": None} | settings)))
+    model, _ = pair_of(
+        "SAGE, mean",
+        gs.TopRows(budget, **({"warmup": 2, "refresh": 10, "sample": False, "exact_after": None} | settings)),
+    )
     for _ in range(passes):
         model(rand(400, 8), EDGES).square().sum().backward()
     return model

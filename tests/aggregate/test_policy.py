@@ -127,7 +127,7 @@ def test_settings_at_their_limits(setting):
     assert gs.TopRows(**setting) == gs.TopRows(**setting) != gs.TopRows()
 
 
-OWN = gs.Recipe(backward=gs.TopRows(0.3, exact_after=500, sample=True, rank="score"))
+OWN = gs.Recipe(backward=gs.TopRows(0.2, exact_after=500, sample=False, rank="score"))
 
 
 @pytest.mark.parametrize("recipe", [gs.recipes["rsc"], gs.recipes["tango-rsc"], OWN], ids=["rsc", "tango-rsc", "own"])

@@ -94,10 +94,10 @@ def test_a_lightened_run_is_resumed_too(tmp_path: Path, recipe: str, monkeypatch
 
 ALIVE: dict[str, Any] = {"warmup": 1, "refresh": 3, "reallocate": 2}
 SELECTING = {
-    "rsc": gs.Recipe(backward=gs.TopRows(**ALIVE)),
+    "rsc": gs.Recipe(backward=gs.TopRows(sample=False, **ALIVE)),
     "tango-rsc": gs.Recipe(compute=gs.Int8(), backward=gs.TopRows(**ALIVE)),
-    "greedy": gs.Recipe(backward=gs.TopRows(allocation="greedy", rank="score", **ALIVE)),
-    "at random": gs.Recipe(backward=gs.TopRows(sample=True, **ALIVE)),
+    "greedy": gs.Recipe(backward=gs.TopRows(sample=False, allocation="greedy", rank="score", **ALIVE)),
+    "at random": gs.Recipe(backward=gs.TopRows(**ALIVE)),
 }
 
 

@@ -2,7 +2,7 @@
 
     Exact()         all of A^T
     NonzeroRows()   what belongs to rows of the gradient that are not zero: the same result
-    TopRows()       what belongs to the rows that carry most of it: RSC (selection.py, budget.py)
+    TopRows()       what belongs to some rows, those that matter more likely: RSC (selection.py, budget.py)
 
 A policy is given the gradient, float rows or int8 rows, and a function that multiplies by what takes the place of A^T.
 The diagonal is not its business: own rows are always exact. So are maxima, attention, gradients of gradients, and what
@@ -95,7 +95,7 @@ class NonzeroRows(_Stateless):
 @final
 @dataclass(frozen=True)
 class TopRows:
-    """Backward multiplies only the rows that carry most of the gradient: RSC (Liu et al., ICML 2023).
+    """Backward multiplies only some rows of the gradient, those that matter more likely: RSC (Liu et al., ICML 2023).
 
     budget       share of the multiplications of all backward products together, in (0, 1]
     refresh      backward passes that a selection of rows serves
@@ -104,22 +104,23 @@ class TopRows:
     warmup       backward passes at the beginning that are exact, and measured
     reallocate   epochs after which the budget is shared out anew among the layers; in a loop of your own, backward
                  passes
-    rank         rows of largest "score" ||A_i|| ||dZ_i||, as published, or of largest "density", score / sqrt(degree),
-                 which keeps more of the gradient for the same work
+    rank         of the best rows: largest "score" ||A_i|| ||dZ_i||, as published, or largest "density", score /
+                 sqrt(degree), which keeps more of the gradient for the same work
     allocation   how the layers share the budget: "greedy" as published, or by one "threshold" for all
     sample       draw rows at random, with probabilities in proportion to their density, and weigh them so that the
-                 gradient is right on average; `budget` then holds on average
+                 gradient is right on average; `budget` then holds on average. False takes the best rows, as published,
+                 which has no noise but a bias, and costs accuracy on many graphs (docs/rsc.md)
     edge_grad    the gradient of edge weights: "exact", or "sliced" to the selected rows, zero elsewhere
     """
 
-    budget: float = 0.1
-    refresh: int = 10
+    budget: float = 0.3
+    refresh: int = 5
     exact_after: float | int | None = 0.8
     warmup: int = 5
     reallocate: int = 10
     rank: Literal["score", "density"] = "density"
     allocation: Literal["greedy", "threshold"] = "threshold"
-    sample: bool = False
+    sample: bool = True
     edge_grad: Literal["exact", "sliced"] = "exact"
 
     def __post_init__(self) -> None:
