@@ -7,7 +7,7 @@
 
 1 - alpha is a factor of the adjacency. The identity is added to the product and is no part of its weight: in deep
 layers beta W is small beside I, and a scale for both would round it away. X_0 is multiplied as it is, alpha being a
-factor of W_2, because every layer reads it: its int8 rows, and the few bits that a norm saved of it, serve all layers.
+factor of W_2, because every layer reads it: what an engine made of it for one layer serves all of them.
 """
 
 from __future__ import annotations
