@@ -3,7 +3,7 @@
     exact       dX = A^T dZ = sum over i of A_i^T dZ_i              selected    the sum over i in S alone
     score_i     = ||A_i||_2 ||dZ_i||_2 = ||A_i^T dZ_i||_F
 
-S holds whole rows, those of largest key that fit into the module's share of the budget (budget.py); the key is the
+S holds whole rows within the module's share of the budget (budget.py): sampled, or those of largest key; the key is the
 score, or score / sqrt(deg), which is the better buy for given work. Parallel edges count as entries of their own, so
 that the score of a row with many of them is too low. With D the rows left out, and without parallel edges
 
@@ -47,7 +47,7 @@ LEAST_ROWS = 10
 LEAST_CHANCE = 2.0**-24
 """What random numbers of 24 bits can tell from zero."""
 SAMPLED_ROWS = 1024
-"""Rows of a result, evenly spaced, from which its norm and the true error are estimated."""
+"""Rows of a gradient or a result, evenly spaced, that are looked at in every pass."""
 FOLLOWED_EVERY = 5
 """Passes after which a selection adds to the curve: one in every pass would cost as much as the selection."""
 NEW_ENERGY = 0.01
