@@ -5,7 +5,7 @@
 
 # Data in
 from . import datasets
-from .graph import Graph
+from .graph import Blocks, Graph
 
 # A recipe: which codec or arithmetic sits where
 from . import codecs
@@ -40,6 +40,7 @@ __all__ = [  # noqa: RUF022 (the order above)
     # Data in
     "datasets",
     "Graph",
+    "Blocks",
     # A recipe
     "codecs",
     "Codec",
