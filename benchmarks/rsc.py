@@ -85,7 +85,7 @@ def product_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "exact": lambda: row_sums(matrix, dz),
         "masked": lambda: row_sums(matrix, dz, None, keep),
         "compacted": lambda: row_sums(kept, dz),
-        "score": lambda: torch.linalg.vector_norm(dz, dim=1) * norms,
+        "score": lambda: gs.ops.row_norms(dz) * norms,
     }
     int8 = {
         "exact": lambda: spmm_int8_op(matrix, rows),

@@ -82,19 +82,25 @@ void define_graph(nb::module_& m) {
   def(m, "nonzero_rows", [](Address x, int64_t rows, int64_t cols, Address keep, int threads) {
     nonzero_rows(at<float>(x), rows, cols, at<uint8_t>(keep), threads);
   });
+  def(m, "row_norms", [](Address x, Address out, int64_t rows, int64_t cols, int threads) {
+    kernels().row_norms(at<float>(x), at<float>(out), rows, cols, threads);
+  });
   def(m, "row_norms_int8", [](Address codes, Address scale, Address out, int64_t rows, int64_t cols, int threads) {
     kernels().row_norms_int8({at<int8_t>(codes), at<float>(scale)}, at<float>(out), rows, cols, threads);
   });
-  def(m, "top_rows", [](Address key, Address cost, int64_t rows, int64_t budget, Address keep) {
-    top_rows(at<float>(key), at<int64_t>(cost), rows, budget, at<uint8_t>(keep));
+  def(m, "top_rows", [](Address key, Address cost, int64_t rows, int64_t budget, Address keep, int threads) {
+    top_rows(at<float>(key), at<int64_t>(cost), rows, budget, at<uint8_t>(keep), threads);
   });
-  def(m, "count_kept", [](Address rowptr, Address col, int64_t n, Address keep, Address kept_rowptr, int threads) {
-    return count_kept(csr(rowptr, col, n), at<uint8_t>(keep), at<int64_t>(kept_rowptr), threads);
-  });
+  def(m, "count_kept",
+      [](Address rowptr, Address col, int64_t n, Address keep, Address kept, Address before, Address kept_rowptr,
+         int threads) {
+        return count_kept(csr(rowptr, col, n), at<uint8_t>(keep), at<uint64_t>(kept), at<int64_t>(before),
+                          at<int64_t>(kept_rowptr), threads);
+      });
   def(m, "filter_edges",
-      [](Address rowptr, Address col, int64_t n, Address value, Address keep, Address kept_rowptr, Address kept_col,
+      [](Address rowptr, Address col, int64_t n, Address value, Address kept, Address before, Address kept_col,
          Address kept_value, int threads) {
-        filter_edges(csr(rowptr, col, n), at<float>(value), at<uint8_t>(keep), at<int64_t>(kept_rowptr),
+        filter_edges(csr(rowptr, col, n), at<float>(value), at<uint64_t>(kept), at<int64_t>(before),
                      at<int32_t>(kept_col), at<float>(kept_value), threads);
       });
   def(m, "check_rowptr",

@@ -106,6 +106,7 @@ struct Kernels {
   void (*int8_grad_exact)(const float* g, Int8Rows x, float* partial, float* dw, int64_t rows, int64_t outs, int64_t in,
                           int threads);
   // ops/row_selection.py
+  void (*row_norms)(const float* x, float* out, int64_t rows, int64_t cols, int threads);
   void (*row_norms_int8)(Int8Rows x, float* out, int64_t rows, int64_t cols, int threads);
   // ops/sddmm_int8.py
   void (*sddmm_int8)(Csr, Int8Rows a, Int8Rows b, float* out, int64_t cols, int64_t heads, int threads);
@@ -136,9 +137,9 @@ int64_t check_ids(const void* ids, int index_bytes, int64_t count, int64_t limit
 
 // row_selection.cpp: no SIMD, hence one build.
 void nonzero_rows(const float* x, int64_t rows, int64_t cols, uint8_t* keep, int threads);
-void top_rows(const float* key, const int64_t* cost, int64_t rows, int64_t budget, uint8_t* keep);
-int64_t count_kept(Csr, const uint8_t* keep, int64_t* kept_rowptr, int threads);
-void filter_edges(Csr, const float* value, const uint8_t* keep, const int64_t* kept_rowptr, int32_t* kept_col,
+void top_rows(const float* key, const int64_t* cost, int64_t rows, int64_t budget, uint8_t* keep, int threads);
+int64_t count_kept(Csr, const uint8_t* keep, uint64_t* kept, int64_t* before, int64_t* kept_rowptr, int threads);
+void filter_edges(Csr, const float* value, const uint64_t* kept, const int64_t* before, int32_t* kept_col,
                   float* kept_value, int threads);
 
 }  // namespace gossamer

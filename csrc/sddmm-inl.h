@@ -63,15 +63,6 @@ GOSSAMER_INLINE int32_t dot(const int8_t* a, const int8_t* b, int64_t n) {
 }
 
 // ||scale_i codes_i||_2 of each row.
-static void row_norms_int8(Int8Rows x, float* out, int64_t rows, int64_t cols, int threads) {
-  parallel_for(rows, max_of<int64_t>(1, 65536 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int8_t* row = x.codes + i * cols;
-      out[i] = __builtin_sqrtf(float(dot(row, row, cols))) * x.scale[i];
-    }
-  });
-}
-
 static void sddmm_int8(Csr m, Int8Rows a, Int8Rows b, float* out, int64_t cols, int64_t heads, int threads) {
   const int64_t width = cols / heads, nnz = m.rowptr[m.num_dst];
   parallel_rows(m.rowptr, m.num_dst, cols, threads, [&](int64_t first, int64_t last) {

@@ -48,7 +48,10 @@ GOSSAMER_INLINE void spmm_tile(const Csr& a, const EdgeWeight& w, RowEdges row, 
   for (int v = 0; v < V; ++v) acc[v] = splat(0.0f);
   for (int64_t e = row.begin; e < row.end; ++e) {
     const int64_t ahead = e + kPrefetchEdges;
-    if (ahead < row.nnz) prefetch_bytes(x + int64_t(a.col[ahead]) * cols, (last + kLanes) * sizeof(In));
+    if (ahead < row.nnz) {
+      prefetch_bytes(x + int64_t(a.col[ahead]) * cols, (last + kLanes) * sizeof(In));
+      if (w.src_scale) prefetch_bytes(w.src_scale + a.col[ahead], sizeof(float));
+    }
     const int32_t j = a.col[e];
     const float weight = edge_weight(w, e, head, j);
     const In* xj = x + int64_t(j) * cols;

@@ -19,6 +19,8 @@ namespace GOSSAMER_TARGET {
 #include "edge_softmax-inl.h"
 
 #include "quantize_rows-inl.h"
+//
+#include "row_selection-inl.h"
 
 #include "pack-inl.h"
 
@@ -116,6 +118,7 @@ static const Kernels table = {
     int8_grad<float>,
     int8_grad<int8_t>,
     int8_grad_exact,
+    row_norms,
     row_norms_int8,
     sddmm_int8,
     gat_sum_int8,

@@ -16,6 +16,7 @@ from support.compare import UNIT, same
 from support.tensors import codes_of, rand, special_rows, strided, unaligned
 
 NONZERO, NORMS, TOP, FILTER = (OPS[n] for n in ("nonzero_rows", "row_norms_int8", "top_rows", "filter_edges"))
+FLOAT_NORMS = OPS["row_norms"]
 DENORMAL = 2.0**-149
 
 
@@ -46,6 +47,23 @@ def test_rows_that_are_not_zero(columns, isa, threads):
 def test_many_rows_for_many_threads(threads):
     x = rand(30_000, 3) * (rand(30_000, 1, seed=1) > 1)
     assert torch.equal(NONZERO(x), (x != 0).any(1))
+
+
+# row_norms ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [0, 1, 15, 16, 17, 64, 130, 5000])
+def test_norms_of_float_rows(columns, isa, threads):
+    """Sixteen sums and then one: a relative error of at most a rounding per sixteen columns, plus the last few."""
+    x = rand(40, columns)
+    x[0] = 0
+    for given_x in (x, strided(x), unaligned(x), x.double(), x.bfloat16()):
+        got, want = FLOAT_NORMS(given_x), FLOAT_NORMS.reference(given_x)
+        torch.testing.assert_close(got, want, rtol=(columns / 16 + 8) * UNIT, atol=0)
+    assert FLOAT_NORMS(x)[0] == 0
+    if columns:
+        x[1, -1], x[2, 0] = math.nan, -math.inf
+        assert FLOAT_NORMS(x)[1].isnan() and FLOAT_NORMS(x)[2].isinf()
 
 
 # row_norms_int8 -------------------------------------------------------------------------------------------------
@@ -95,6 +113,15 @@ def test_norms_of_the_largest_codes(isa):
 )
 def test_the_best_rows(key, cost, budget, kept, isa):
     assert top(key, cost, budget) == kept
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_the_best_of_many_rows(share, threads):
+    """Enough rows for several threads to look at a part each; many keys are equal."""
+    key, cost = (rand(200_000).abs() * 64).round() / 64, codes_of(1, 200_000)[0].abs().long()
+    key[150_000], key[70] = math.inf, math.nan
+    budget = int(share * int(cost.sum()))
+    assert torch.equal(TOP(key, cost, budget), TOP.reference(key, cost, budget))
 
 
 KEYS = st.sampled_from([0.0, DENORMAL, 0.5, 1.0, 1 + 2**-23, 1 + 2**-9, 2.0, 3e38]) | st.floats(0, 10, width=32)

@@ -193,6 +193,7 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "transpose_csr": lambda draw: list(structure(draw)),
     "spmm": spmm,
     "nonzero_rows": nonzero_rows,
+    "row_norms": nonzero_rows,
     "row_norms_int8": lambda draw: gather_rows_int8(draw)[:2],
     "top_rows": top_rows,
     "filter_edges": filter_edges,

@@ -186,10 +186,7 @@ class RowSelection:
     def _scores(self, adjacency: Adjacency, gradient: Tensor | QRows) -> tuple[Tensor, Tensor]:
         """Score and key of each row; the curve follows them."""
         setting, degree = self.budget.setting, adjacency.graph.degree
-        if isinstance(gradient, QRows):
-            norms = ops.row_norms_int8(gradient)
-        else:
-            norms = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float32)
+        norms = ops.row_norms_int8(gradient) if isinstance(gradient, QRows) else ops.row_norms(gradient)
         score = norms * self._norms_of(adjacency)
         per_edge = score * degree.clamp(min=1).float().rsqrt()
         key = score if setting.rank == "score" and not setting.sample else per_edge

@@ -26,7 +26,7 @@ from .pack import pack
 from .pack_fixed import pack_fixed, unpack_fixed
 from .quantize_rows import dequantize_rows, quantize_rows
 from .random import random_bits
-from .row_selection import filter_edges, nonzero_rows, row_norms_int8, top_rows
+from .row_selection import filter_edges, nonzero_rows, row_norms, row_norms_int8, top_rows
 from .save_epilogue import save_epilogue
 from .saved_epilogue import saved_products
 from .saved_epilogue_backward import saved_epilogue_backward
@@ -78,6 +78,7 @@ __all__ = [
     "quantize_times",
     "random_bits",
     "relu_dropout",
+    "row_norms",
     "row_norms_int8",
     "save_epilogue",
     "save_epilogue_rows",

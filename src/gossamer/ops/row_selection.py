@@ -1,6 +1,7 @@
 """Which rows of a gradient count, and the edges from them.
 
     nonzero_rows      keep_i = any x_ic != 0                                     NaN is not zero
+    row_norms         ||x_i||_2
     row_norms_int8    ||scale_i codes_i||_2
     top_rows          rows in the order of falling keys, equal ones by ascending row, are kept while the sum of their
                       costs is at most `budget`. Keys that are not finite come first and are kept whatever they cost;
@@ -8,7 +9,7 @@
     filter_edges      the edges whose source is kept, in their order: the matrix that `spmm(..., keep)` multiplies by
 
 Selecting takes a pass over the keys, which go into bins by their highest bits, and a partition of the one bin that is
-kept in part; nothing is sorted. Filtering reads each column index twice, about 1 / width of the product it makes
+kept in part; nothing is sorted. Filtering reads each column index once, about 1 / width of the product it makes
 shorter. None depends on the number of threads.
 """
 
@@ -28,14 +29,14 @@ from .int8_linear import MAX_COLUMNS
 from .quantize_rows import QRows
 
 
-def _check_nonzero(x: Tensor) -> None:
+def _check_rows(x: Tensor) -> None:
     _checks.dtype_of("x", x, (torch.float32, torch.float64, torch.bfloat16))
     _checks.shape_of("x", x, (None, None), "[rows, columns]")
 
 
 nonzero_rows = define(
     "nonzero_rows(Tensor x) -> Tensor",
-    check=_check_nonzero,
+    check=_check_rows,
     reference=lambda x: (x != 0).any(1),
     fake=lambda x: x.new_empty(x.size(0), dtype=torch.bool),
 )
@@ -63,6 +64,14 @@ def rows_that_count(gradient: Tensor | QRows, work: int) -> Tensor | None:
 
 def _share_of_zeros(keep: Tensor) -> float:
     return 1 - float(keep.sum()) / keep.numel()
+
+
+row_norms = define(
+    "row_norms(Tensor x) -> Tensor",
+    check=_check_rows,
+    reference=lambda x: torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).float(),
+    fake=lambda x: x.new_empty(x.size(0), dtype=torch.float32),
+)
 
 
 def _check_norms(x: QRows) -> None:
