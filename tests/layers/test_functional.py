@@ -205,3 +205,32 @@ def test_deepcopies_follow_too(fused):
     model = Own(torch.relu)
     gs.lighten_(model)
     assert fused_calls(copy.deepcopy(model)) == ["relu_dropout"]
+
+
+def test_layers_of_ours_run_outside_of_the_mode(monkeypatch):
+    """The mode would see every attribute of a tensor that they read; a user's module inside of them is seen again."""
+    seen = []
+    watched = functional._Replacing.__torch_function__
+
+    def noting(mode, func, types, args=(), kwargs=None):
+        seen.append(func)
+        return watched(mode, func, types, args, kwargs)
+
+    class Inner(nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.relu(x)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both = nn.Sequential(nn.Linear(4, 4), Inner())
+
+        def forward(self, x):
+            return self.both(x).sigmoid()
+
+    monkeypatch.setattr(functional._Replacing, "__torch_function__", noting)
+    model = Outer()
+    gs.lighten_(model)
+    model(torch.randn(8, 4))
+    assert torch.nn.functional.relu in seen and torch.Tensor.sigmoid in seen
+    assert torch.nn.functional.linear not in seen and torch.Tensor.dtype.__get__ not in seen

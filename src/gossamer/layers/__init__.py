@@ -14,6 +14,7 @@ from torch_geometric import nn as pyg
 
 from ..engine.rules import has_message_hooks
 from . import dense, gat, gcn, gcn2, gin, inputs, models, sage
+from .functional import unwatched
 
 CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
     pyg.GCNConv: gcn.GCNConv,
@@ -40,6 +41,9 @@ CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
     nn.GELU: dense.GELU,
     nn.Dropout: dense.Dropout,
 }
+for _kind in CONVERTED.values():
+    _kind.forward = unwatched(_kind.forward)
+
 CONTAINERS = (pyg.GCN, pyg.GraphSAGE, pyg.GIN, pyg.GAT, pyg.MLP, nn.Sequential)
 """Converted for what happens between their parts; alone they make nothing lighter."""
 

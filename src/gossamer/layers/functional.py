@@ -2,12 +2,14 @@
 
 While a converted model runs, a torch function mode sees the calls it makes and replaces those that have a fused
 counterpart. Everything else passes through. A plain function run under gradient checkpointing is left alone: its second
-run, in backward, happens outside of the model, and both must draw the same mask.
+run, in backward, happens outside of the model, and both must draw the same mask. Layers of ours run outside of the
+mode (`unwatched`): it would see every attribute of a tensor that they read, hundreds in a step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -85,6 +87,25 @@ def _runs_again_outside() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a layer of ours: while it runs, calls are not looked at."""
+
+    @functools.wraps(forward)
+    def run(*args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() or not _is_replacing():
+            return forward(*args, **named)
+        with torch.overrides._pop_mode_temporarily():
+            return forward(*args, **named)
+
+    return run
+
+
+def _is_replacing() -> bool:
+    """Whether the innermost torch function mode is ours."""
+    count = torch._C._len_torch_function_stack()
+    return count > 0 and isinstance(torch._C._get_function_stack_at(count - 1), _Replacing)
 
 
 def replacing(engine: Engine, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:

@@ -19,7 +19,10 @@ def dtype_of(name: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
 
 def shape_of(name: str, tensor: Tensor, expected: tuple[int | None, ...], meaning: str) -> None:
     """`None` in `expected` stands for any extent."""
-    fits = tensor.dim() == len(expected) and all(e in (None, s) for e, s in zip(expected, tensor.shape, strict=True))
+    shape = tensor.shape
+    if shape == expected:  # the usual case, in one comparison
+        return
+    fits = len(shape) == len(expected) and all(e in (None, s) for e, s in zip(expected, shape, strict=True))
     if not fits:
         raise ValueError(f"`{name}` must have the shape {meaning} (got {tuple(tensor.shape)})")
 

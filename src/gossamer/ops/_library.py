@@ -6,15 +6,19 @@ and `IMPLEMENTED`.
 
 A schema may name structures (ops/_structure.py). PyTorch sees their fields as arguments of their own; the functions of
 an op take and return the structures.
+
+PyTorch's dispatcher costs a call some twenty microseconds, as much as a kernel on a small graph. Where it would only
+call the CPU kernel (plain CPU tensors, no gradient, no mode of any kind), `Op.__call__` does so itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from ._structure import Signature
 
@@ -31,10 +35,16 @@ class Op:
     overload: Callable[..., Any]
     _check: Callable[..., None]
     _reference: Callable[..., Any]
+    _arguments: tuple[_Argument, ...]
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        out = self.overload(*self.signature.flatten(args), **named)
-        return out if self.signature.result is None else self.signature.result(*out)
+        flat, result = self.signature.flatten(args), self.signature.result
+        if not named and not torch.compiler.is_compiling() and self.name in _kernels and _needs_no_dispatch(self, flat):
+            left_out = [argument.default for argument in self._arguments[len(flat) :]]
+            out = _kernels[self.name](*flat, *left_out)
+        else:
+            out = self.overload(*flat, **named)
+        return out if result is None or type(out) is result else result(*out)
 
     def flatten(self, *args: Any) -> tuple[Any, ...]:
         """The arguments as PyTorch sees them."""
@@ -53,9 +63,57 @@ class Op:
         return self.reference(*args) if torch.is_grad_enabled() else self(*args)
 
 
+class _Argument(NamedTuple):
+    """A flat argument: the exact types that are passed on as they are, and its default."""
+
+    types: tuple[type, ...]
+    required: bool
+    default: Any
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "Tensor": (Tensor, nn.Parameter), "int": (int,), "float": (float,), "bool": (bool,),
+}  # fmt: skip
+
+
+def _argument_of(argument: Any) -> _Argument:
+    name = str(argument.real_type)
+    inner = name.removeprefix("Optional[").removesuffix("]")
+    types = _TYPES.get(inner, ())  # none for lists: the dispatcher takes them
+    optional = () if inner == name else (type(None),)
+    return _Argument((*types, *optional), not argument.has_default_value(), argument.default_value)
+
+
+def _modes() -> int:
+    return torch._C._dispatch_tls_local_include_set().raw_repr()
+
+
+with torch.inference_mode():
+    _NO_MODE = {_modes()}
+_NO_MODE.add(_modes())
+"""What the dispatcher adds to every call where no mode (tracing, `torch.func`, a TorchDispatchMode) is active."""
+
+
+def _needs_no_dispatch(op: Op, flat: Sequence[Any]) -> bool:
+    if _modes() not in _NO_MODE or torch.autograd._profiler_enabled():
+        return False
+    followed = torch.is_grad_enabled()
+    for given, argument in zip(flat, op._arguments, strict=False):
+        kind = type(given)
+        if kind not in argument.types:
+            return False
+        if kind is Tensor or kind is nn.Parameter:
+            plain = given.is_cpu and given.layout is torch.strided and not given.is_neg()
+            if not plain or (followed and given.requires_grad):
+                return False
+    return len(flat) <= len(op._arguments) and not any(a.required for a in op._arguments[len(flat) :])
+
+
 OPS: dict[str, Op] = {}
 IMPLEMENTED: dict[str, set[str]] = {}
 """Names of the ops that have a kernel of their own, by device."""
+_kernels: dict[str, Callable[..., Any]] = {}
+"""Those for the CPU, with their checks."""
 
 
 def define(
@@ -83,14 +141,19 @@ def define(
             setup_context=None if setup_context is None else _setup(signature, setup_context),
             lib=_library,
         )
-    op = Op(name, signature, getattr(getattr(torch.ops, NAMESPACE), name).default, check, reference)
+    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    arguments = tuple(map(_argument_of, overload._schema.arguments))
+    op = Op(name, signature, overload, check, reference, arguments)
     OPS[name] = op
     return op
 
 
 def implement(op: Op, device: str, function: Callable[..., Any]) -> None:
     """Let `function` compute `op` on a type of device ("cpu", "cuda"); it is called with checked arguments."""
-    _library.impl(op.name, _checked(op.signature, op._check, function), device.upper())
+    run = _checked(op.signature, op._check, function)
+    _library.impl(op.name, run, device.upper())
+    if device == "cpu":
+        _kernels[op.name] = run
     IMPLEMENTED.setdefault(device, set()).add(op.name)
 
 
