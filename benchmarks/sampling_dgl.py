@@ -2,8 +2,8 @@
 
     PYTHON benchmarks/sampling_dgl.py FOLDER FANOUTS THREADS
 
-Needs torch and DGL alone. Reads rowptr.npy, col.npy and seeds.npy [batches, size] from FOLDER, prints a line of JSON with
-versions, and then, for every line on its input, samples all batches and prints their seconds and edges.
+Needs torch and DGL alone. Reads rowptr.npy, col.npy and seeds.npy [batches, size] from FOLDER, prints a line of JSON
+with versions, and then, for every line on its input, samples all batches and prints their seconds and edges.
 """
 
 from __future__ import annotations

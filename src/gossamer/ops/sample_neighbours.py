@@ -1,24 +1,24 @@
 """Edges drawn at random from the rows of a graph, and the nodes that they lead to, hop by hop.
 
     sample_edges        up to `fanout` of the edges of each given row (-1: all of them), in ascending order
-    sample_neighbours   the edges into the seeds, then those into the nodes found by that, and so on, one fan-out per hop
+    sample_neighbours   the edges into the seeds, then those into the nodes found by that, and so on, a fan-out per hop
 
 Nodes of a batch are numbered in the order in which they are found: the seeds as given, then the sources of the edges in
-their order. Each node is expanded once, with the fan-out of the hop after the one that found it, so all hops are one CSR
-whose rows are the nodes that were expanded; nodes of the last hop have none.
+their order. Each node is expanded once, with the fan-out of the hop after the one that found it, so all hops are one
+CSR whose rows are the nodes that were expanded; nodes of the last hop have none.
 
     uniform, without replacement    min(fanout, degree) edges, every subset alike (Floyd's algorithm)
     uniform, with replacement       `fanout` edges if there is any, each alike; repeats stay
-    weighted, without replacement   the edges with the smallest keys -log(u) / weight (Efraimidis and Spirakis): each next
-                                    edge is drawn in proportion to the weights of those left; one logarithm per edge
+    weighted, without replacement   the edges with the smallest keys -log(u) / weight (Efraimidis and Spirakis): each
+                                    is drawn in proportion to the weights of those left; one logarithm per edge
     weighted, with replacement      each in proportion to its weight
 
 Edges of weight zero are never drawn, nor by a fan-out of -1; a row of zeros has no edges. Weights that are negative or
 not finite are an error once a row with one is expanded: only rows that are needed are read.
 
-Draw i of a node is splitmix64(splitmix64(splitmix64(seed) + node) + i), so what is drawn for a node depends on the seed,
-the node and its fan-out alone: not on threads, nor on the batch that it is in. Positions are (word * n) >> 64, so
-probabilities are off by at most n / 2^64.
+Draw i of a node is splitmix64(splitmix64(splitmix64(seed) + node) + i), so what is drawn for a node depends on the
+seed, the node and its fan-out alone: not on threads, nor on the batch that it is in. Positions are (word * n) >> 64, so
+probabilities are off by at most 2^-64.
 
 Scratch is four bytes per node of the graph, of which only the entries of sampled nodes are touched.
 """
@@ -51,7 +51,7 @@ class SampledEdges(NamedTuple):
 
 @structure
 class SampledNeighbours(NamedTuple):
-    """A batch as a CSR of local ids. `n_id`: ids of the nodes in the graph; `e_id`: positions of the edges, or empty."""
+    """A batch as a CSR of local ids. `n_id`: ids of the nodes in the graph; `e_id`: positions of the edges there."""
 
     rowptr: Tensor
     col: Tensor
