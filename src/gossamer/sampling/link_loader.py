@@ -30,10 +30,11 @@ class LinkNeighborLoader(Epochs):
     edge_label          1 for positives and 0 for negatives; given labels for positives, raised by one if the least of
                         them is 0, as PyG does. Without negatives: the given labels, if any
     input_id            positions of the positives in the given `edge_label_index`
+    batch_size          number of different ends: the seeds, to which `edge_label_index` points
 
     There are ceil(neg_sampling_ratio * positives) negatives: pairs of nodes, both drawn uniformly. They are not
     compared with the edges of the graph, so that a few may be edges; with `strict`, those that are edges of `graph` are
-    drawn anew. batch_size counts positives. Other arguments are those of `NeighborLoader`.
+    drawn anew. The argument `batch_size` counts positives. Other arguments are those of `NeighborLoader`.
     """
 
     def __init__(
