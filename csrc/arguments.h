@@ -174,6 +174,14 @@ struct MeanBackward {
   int64_t width, heads;
 };
 
+// How edges are drawn from the rows of a graph (ops/sample_neighbours.py); weight null: all alike.
+struct Sampling {
+  Csr graph;
+  const float* weight;  // [nnz]
+  bool replace;
+  uint64_t seed;
+};
+
 // Sums over rows are taken in chunks of this many, each with two rows of scratch, padded to whole vectors.
 constexpr int64_t kChunkRows = 256;
 inline int64_t scratch_floats(int64_t rows, int64_t cols) {

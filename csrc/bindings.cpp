@@ -299,6 +299,7 @@ NB_MODULE(_native, m) {
   m.def("available_isas", available);
   m.def("use_isa", [](const std::string& name) { return use_kernels(name.c_str()); });
   define_graph(m);
+  define_sampling(m);
   define_sparse(m);
   define_codes(m);
   define_int8(m);

@@ -142,4 +142,12 @@ int64_t count_kept(Csr, const uint8_t* keep, uint64_t* kept, int64_t* before, in
 void filter_edges(Csr, const float* value, const uint64_t* kept, const int64_t* before, int32_t* kept_col,
                   float* kept_value, int threads);
 
+// sample_neighbours.cpp: no SIMD, hence one build.
+int64_t count_sampled(Sampling, const int64_t* rows, int64_t count, int64_t fanout, int64_t* rowptr, int threads);
+void sample_edges(Sampling, const int64_t* rows, int64_t count, int64_t fanout, const int64_t* rowptr, int32_t* source,
+                  int64_t* edge, int threads);
+int64_t number_seeds(const int64_t* seeds, int64_t count, int64_t* n_id, uint32_t* table);
+int64_t number_sources(int32_t* col, int64_t count, int64_t known, int64_t* n_id, uint32_t* table, bool more,
+                       int32_t* room, int threads);
+
 }  // namespace gossamer

@@ -6,6 +6,7 @@
 # Data in
 from . import datasets
 from .graph import Blocks, Graph
+from .sampling import NeighborLoader, LinkNeighborLoader, NeighborSampler
 
 # A recipe: which codec or arithmetic sits where
 from . import codecs
@@ -41,6 +42,9 @@ __all__ = [  # noqa: RUF022 (the order above)
     "datasets",
     "Graph",
     "Blocks",
+    "NeighborLoader",
+    "LinkNeighborLoader",
+    "NeighborSampler",
     # A recipe
     "codecs",
     "Codec",

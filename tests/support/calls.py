@@ -16,6 +16,7 @@ from gossamer.ops.pack import num_blocks, num_bytes
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 COLUMNS = st.sampled_from([0, 1, 3, 16, 18, 33])
 COUNTS = st.integers(0, 6)
+FANOUTS = st.sampled_from([-1, 1, 2, 3, 9])
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -88,6 +89,25 @@ def top_rows(draw: Draw) -> list[Any]:
 def filter_edges(draw: Draw) -> list[Any]:
     rowptr, col, num_src = structure(draw)
     return [rowptr, col, weights(draw, col.numel(), 6), masks(draw, num_src)]
+
+
+def sample_edges(draw: Draw) -> list[Any]:
+    rowptr, col, _ = structure(draw)
+    num_dst = rowptr.numel() - 1
+    rows = integers(draw, 0, num_dst, (draw(COUNTS) if num_dst else 0,), torch.int64)
+    weight = maybe(draw, floats(draw, col.numel()).abs())
+    return [rowptr, col, weight, rows, draw(FANOUTS), draw(st.booleans()), draw(SEEDS)]
+
+
+def sample_neighbours(draw: Draw) -> list[Any]:
+    nodes = draw(st.integers(1, 6))
+    degrees = draw(st.lists(st.integers(0, 5), min_size=nodes, max_size=nodes))
+    rowptr = torch.tensor([0, *degrees], dtype=torch.int64).cumsum(0)
+    col = integers(draw, 0, nodes, (sum(degrees),), torch.int32)
+    weight = maybe(draw, floats(draw, col.numel()).clamp(min=0))
+    seeds = torch.tensor(draw(st.permutations(range(nodes)))[: draw(st.integers(1, nodes))])
+    fanouts = draw(st.lists(FANOUTS, min_size=1, max_size=3))
+    return [rowptr, col, weight, seeds, fanouts, draw(st.booleans()), draw(SEEDS), draw(st.booleans())]
 
 
 def spmm_max(draw: Draw) -> list[Any]:
@@ -197,6 +217,8 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "row_norms_int8": lambda draw: gather_rows_int8(draw)[:2],
     "top_rows": top_rows,
     "filter_edges": filter_edges,
+    "sample_edges": sample_edges,
+    "sample_neighbours": sample_neighbours,
     "spmm_max": spmm_max,
     "spmm_max_backward": spmm_max_backward,
     "sddmm": sddmm,

@@ -27,6 +27,7 @@ from .pack_fixed import pack_fixed, unpack_fixed
 from .quantize_rows import dequantize_rows, quantize_rows
 from .random import random_bits
 from .row_selection import filter_edges, nonzero_rows, row_norms, row_norms_int8, top_rows
+from .sample_neighbours import sample_edges, sample_neighbours
 from .save_epilogue import save_epilogue
 from .saved_epilogue import saved_products
 from .saved_epilogue_backward import saved_epilogue_backward
@@ -80,6 +81,8 @@ __all__ = [
     "relu_dropout",
     "row_norms",
     "row_norms_int8",
+    "sample_edges",
+    "sample_neighbours",
     "save_epilogue",
     "save_epilogue_rows",
     "saved_codes",

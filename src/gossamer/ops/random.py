@@ -19,13 +19,18 @@ from ._library import define
 _WORD = 0xFFFFFFFF
 
 
-def key_of(seed: int) -> tuple[int, int]:
-    """The two words that stand for a seed (splitmix64)."""
+def splitmix64(x: int) -> int:
+    """A word of 64 bits in which every bit depends on every bit of x."""
     mask = 2**64 - 1
-    z = (seed + 0x9E3779B97F4A7C15) & mask
+    z = (x + 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    z ^= z >> 31
+    return z ^ (z >> 31)
+
+
+def key_of(seed: int) -> tuple[int, int]:
+    """The two words that stand for a seed."""
+    z = splitmix64(seed)
     return z & _WORD, z >> 32
 
 

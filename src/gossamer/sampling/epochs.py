@@ -1,0 +1,103 @@
+"""What every loader is: epochs of batches, each a function of (seed, epoch, number of the batch) alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .prefetch import Prefetched
+from .seeds import derive, permutation
+
+_ORDER, _DRAWS = 0, 1  # what a seed is derived for
+
+
+class Batching(NamedTuple):
+    """How examples become batches, and how many of those are computed ahead."""
+
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+    prefetch: int
+
+
+class Epochs(ABC):
+    """Iterating goes over one epoch, and the next time over the next one, in another order if `shuffle`.
+
+    `state()` and `restore()` carry the position to another process: there, the next iteration yields the batches that
+    are left of the epoch, the same as here. An iteration that is left early ends its epoch.
+    """
+
+    def __init__(self, count: int, how: Batching) -> None:
+        checks.whole("batch_size", how.batch_size, 1)
+        checks.whole("prefetch", how.prefetch, 0)
+        checks.whole("seed", how.seed, -(2**63))
+        self._count, self._how = count, how
+        self._epoch, self._yielded, self._begun = 0, 0, False
+        if len(self) == 0:
+            raise ValueError(
+                f"`batch_size` must be at most {count}, the number of examples, with `drop_last` (got {how.batch_size})"
+            )
+
+    @abstractmethod
+    def _batch(self, input_id: Tensor, seed: int) -> Any:
+        """The batch of the examples at these positions."""
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        size = self._how.batch_size
+        return self._count // size if self._how.drop_last else -(-self._count // size)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being iterated, or that comes next; setting it starts that epoch from its beginning."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.restore({"epoch": epoch, "batch": 0})
+
+    def state(self) -> dict[str, int]:
+        """The epoch, and how many of its batches have been yielded."""
+        return {"epoch": self._epoch, "batch": self._yielded}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Go on where the loader that gave `state` was; it must have been made with the same arguments."""
+        epoch, batch = (checks.whole(f"state[{name!r}]", state.get(name), 0) for name in ("epoch", "batch"))
+        if batch > len(self):
+            raise ValueError(
+                f"`state['batch']` must be at most {len(self)}, the batches of an epoch (got {batch}); restore into a "
+                "loader with the same seeds and batch size"
+            )
+        self._epoch, self._yielded, self._begun = epoch, batch, False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun:  # left early
+            self._epoch, self._yielded = self._epoch + 1, 0
+        self._begun = True
+        return self._iterate(self._epoch, self._yielded)
+
+    def _iterate(self, epoch: int, first: int) -> Iterator[Any]:
+        how = self._how
+        order = permutation(self._count, derive(how.seed, epoch, _ORDER)) if how.shuffle else torch.arange(self._count)
+
+        def make(number: int) -> Any:
+            with torch.no_grad():
+                chosen = order[number * how.batch_size : (number + 1) * how.batch_size]
+                return self._batch(chosen, derive(how.seed, epoch, _DRAWS, number))
+
+        batches = Prefetched(make, range(first, len(self)), how.prefetch)
+        try:
+            for number, batch in enumerate(batches, first):
+                if epoch == self._epoch:
+                    self._yielded = number + 1
+                yield batch
+        finally:
+            batches.close()
+        if epoch == self._epoch:
+            self._epoch, self._yielded, self._begun = epoch + 1, 0, False
