@@ -36,8 +36,8 @@ struct Blocks {
   const float* levels;  // [2^bits] in units of a uniform step; null: uniform
 };
 
-// What is added to every row of a neighbour sum: diagonal[i * step] * x_i (square graphs; times own_scale_i where x is
-// codes; a zero adds nothing; step 0: one number for all rows, else 1), a bias per column, and row i of `rows`
+// What is added to every row of a neighbour sum: diagonal[i * step] * x_i (times own_scale_i where x is codes; a zero
+// adds nothing, and x needs no row i; step 0: one number for all rows, else 1), a bias per column, and row i of `rows`
 // [num_dst, cols]; null: nothing.
 struct RowEnd {
   const float* bias;

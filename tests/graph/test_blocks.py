@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
-from gossamer import Blocks
+from gossamer import Blocks, Graph
+from gossamer.graph.graph import Block
 
 ROWPTR = torch.tensor([0, 2, 3, 5, 6])  # two seeds, two nodes of the first hop, three of the second
 COL = torch.tensor([2, 3, 2, 4, 0, 6], dtype=torch.int32)
@@ -46,3 +49,19 @@ def test_other_bad_input():
         Blocks(ROWPTR, COL, [7, 5, 2])
     with pytest.raises(IndexError, match="`col` must hold ids from 0 to 4"):
         Blocks(ROWPTR, COL, [5, 4, 2])
+
+
+def test_an_inner_layer_that_reaches_beyond_its_sources():
+    blocks = Blocks(ROWPTR, COL, [7, 4, 3])  # node 2 has an edge from node 4
+    with pytest.raises(IndexError, match="`col` must hold ids from 0 to 3"):
+        blocks[1]
+
+
+def test_blocks_are_marked():
+    """Their destinations are the first sources, also after weights were added and in a copy."""
+    block = Blocks(ROWPTR, COL, [7, 4, 2])[0]
+    for graph in (block, block.with_value(torch.rand(6)), copy.deepcopy(block)):
+        assert graph.block == Block()
+    assert block.t().block is None
+    with pytest.raises(ValueError, match=r"destinations are the first sources.*4 destinations and 3 sources"):
+        Graph(torch.tensor([0, 0, 0, 0, 1]), torch.tensor([2], dtype=torch.int32), 3, block=Block())

@@ -22,7 +22,11 @@ def with_ends(graph, op, codes, ends, scales=True, diagonal=varying, value=None)
 
     def function(scale, *given):
         named = dict(zip([name for name in ("bias", "rows") if name in ends], given, strict=True))
-        own = (named.get("bias"), diagonal(graph.num_dst) if "diagonal" in ends else None, named.get("rows"))
+        own = (
+            named.get("bias"),
+            diagonal(min(graph.num_src, graph.num_dst)) if "diagonal" in ends else None,
+            named.get("rows"),
+        )
         return op(graph.rowptr, graph.col, value, src_scale, dst_scale, codes, scale, *own)
 
     return function
@@ -40,7 +44,6 @@ def test_equals_the_reference(name, isa):
     terms = 2 * max(graph.max_degree, graph.t().max_degree) + 2 * max(graphs.COLUMNS) + graph.num_dst
     for turn, columns in enumerate(graphs.COLUMNS, start=graphs.GRAPHS.index(name)):
         for ends in (ENDS[turn % 8], ENDS[(turn + 3) % 8]):
-            ends = ends if graph.num_src == graph.num_dst else ends - {"diagonal"}
             codes, given = codes_of(graph.num_src, columns), ends_of(graph, columns, ends)
             diagonal = list(DIAGONALS.values())[turn // 2 % 2]
             native, reference, sizes = (
@@ -216,8 +219,8 @@ G = graphs.small()  # 5 sources, 4 destinations
         (ValueError, r"`bias`.*\[3\], one number per column.*\(1,\)", (None, rand(1))),
         (
             ValueError,
-            r"`diagonal` needs as many sources as destinations \(got 5 and 4\); add the",
-            (None, None, rand(4)),
+            r"`diagonal`.*\[4\], one number per node that is source and destination.*\(5,\)",
+            (None, None, rand(5)),
         ),
         (TypeError, "`rows`.*float16", (None, None, None, rand(4, 3).half())),
         (ValueError, r"`rows`.*\(4, 3\), one row per destination.*\(5, 3\)", (None, None, None, rand(5, 3))),

@@ -46,7 +46,7 @@ def filtered(graph, value, keep):
 def ends_of(graph, columns, turn):
     """Scales of sources and destinations, then bias, diagonal and rows: other ones in every turn."""
     scales = [rand(n, seed=2) if turn % 2 else None for n in (graph.num_src, graph.num_dst)]
-    own = varying(graph.num_dst) if graph.num_src == graph.num_dst and turn % 3 else None
+    own = varying(min(graph.num_src, graph.num_dst)) if turn % 3 else None
     bias, rows = rand(columns, seed=3), rand(graph.num_dst, columns, seed=4)
     return scales, [bias if turn % 4 else None, own, rows if turn % 5 else None]
 

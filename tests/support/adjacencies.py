@@ -19,4 +19,6 @@ def dense_of(adjacency: Adjacency) -> Tensor:
     matrix = matrix if adjacency.src_scale is None else matrix * adjacency.src_scale.double()
     if adjacency.diagonal is None:
         return matrix
-    return matrix + adjacency.diagonal.detach().double().reshape(-1).expand(graph.num_dst).diag()
+    main = matrix.diagonal()
+    main += adjacency.diagonal.detach().double().reshape(-1).expand(len(main))
+    return matrix

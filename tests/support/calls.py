@@ -47,9 +47,8 @@ def weights(draw: Draw, nnz: int, columns: int) -> Tensor | None:
 
 
 def diagonals(draw: Draw, num_src: int, num_dst: int) -> Tensor | None:
-    if num_src != num_dst:
-        return None
-    return draw(st.sampled_from([None, floats(draw, num_dst), floats(draw, 1).expand(num_dst)]))
+    own = min(num_src, num_dst)
+    return draw(st.sampled_from([None, floats(draw, own), floats(draw, 1).expand(own)]))
 
 
 def masks(draw: Draw, count: int) -> Tensor:

@@ -48,7 +48,9 @@ def dense_of(adjacency: Adjacency) -> Tensor:
     matrix = matrix if adjacency.src_scale is None else matrix * adjacency.src_scale.double()
     if adjacency.diagonal is None:
         return matrix
-    return matrix + adjacency.diagonal.double().reshape(-1).expand(graph.num_dst).diag()
+    main = matrix.diagonal()
+    main += adjacency.diagonal.double().reshape(-1).expand(len(main))
+    return matrix
 
 
 def as_rows(value: Tensor, rows: Sequence[Tensor]) -> Tensor:

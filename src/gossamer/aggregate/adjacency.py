@@ -4,7 +4,8 @@
     product        A x + b + add                                  back        A^T g
     product_rows   the same for int8 rows, in or out              back_rows   the same
 
-The diagonal holds what is not a neighbour: GCN's self-loops, GIN's own row. `reduce` "max" takes the maximum over the
+The diagonal holds what is not a neighbour: GCN's self-loops, GIN's own row. In a rectangular matrix it is the main
+diagonal: the nodes that are both source and destination come first. `reduce` "max" takes the maximum over the
 edges in place of the sum. Every transposed product of training is `back`, `back_of_rows` or `back_rows`, where `policy`
 says how much of the matrix is multiplied. A fixed adjacency saves nothing for backward but itself.
 """
@@ -19,6 +20,7 @@ from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .. import ops
 from ..graph import Graph
@@ -62,7 +64,7 @@ class Adjacency:
     src_scale: Tensor | None = None
     dst_scale: Tensor | None = None
     diagonal: Tensor | None = None
-    """[nodes], or one number for all; it may require grad."""
+    """[min(num_src, num_dst)], or one number for all; it may require grad."""
     reduce: Literal["sum", "max"] = "sum"
     policy: Policy = EXACT
 
@@ -112,19 +114,21 @@ class Adjacency:
         t = self.graph.t()
         return Edges(self.graph.rowptr, self.graph.col, t.rowptr, t.col, self.graph.t_perm)
 
-    def _spread(self, nodes: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """The diagonal as kernels take it for rows of `dtype`: [nodes], one number expanded."""
+    def _spread(self, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        """The diagonal as kernels take it for rows of `dtype`: one number expanded."""
         if self.diagonal is None:
             return None
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        return self.diagonal.to(wide).reshape(-1).expand(nodes)
+        return self.diagonal.to(wide).reshape(-1).expand(min(self.graph.num_src, self.graph.num_dst))
 
     # Float rows -------------------------------------------------------------------------------------------------
 
     def product(self, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
         """A x + b + add."""
         if self.diagonal is not None and self.diagonal.requires_grad:
-            own = self.diagonal.reshape(-1, 1) * x
+            own = self.diagonal.reshape(-1, 1) * x[: self.graph.num_dst]
+            if len(own) < self.graph.num_dst:
+                own = functional.pad(own, (0, 0, 0, self.graph.num_dst - len(own)))
             return self.with_diagonal(None).product(x, bias, own if add is None else own + add)
         self.graph.check_rows("x", x)
         if not self.is_linear or torch.compiler.is_compiling():
@@ -133,7 +137,7 @@ class Adjacency:
 
     def _by_op(self, x: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
         """As a registered op, which has a gradient of its own: that of maxima, and what `torch.compile` traces."""
-        diagonal = self._spread(x.size(0), x.dtype)
+        diagonal = self._spread(x.dtype)
         if not self.is_linear:
             return ops.spmm(self.graph, x, self.value, "max", bias=bias, diagonal=diagonal, rows=add)
         transposed: tuple[Tensor | None, ...] = (None, None, None, None)
@@ -144,7 +148,7 @@ class Adjacency:
 
     def back(self, dout: Tensor) -> Tensor:
         """A^T dout."""
-        dout, own = dout.contiguous(), self._spread(dout.size(0), dout.dtype)
+        dout, own = dout.contiguous(), self._spread(dout.dtype)
         # with create_graph, the derivative by a row that is skipped would be lost
         policy = EXACT if torch.is_grad_enabled() else self.policy
         return policy.multiply(self, dout, lambda t: row_sums(t.matrix, dout, own, t.keep))
@@ -179,11 +183,11 @@ class Adjacency:
 
     def product_of_rows(self, x: QRows, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
         """A x + b + add in float32."""
-        return spmm_int8_op(self.matrix(), x, bias, self._spread(len(x.codes)), add)
+        return spmm_int8_op(self.matrix(), x, bias, self._spread(), add)
 
     def product_rows(self, x: QRows, noise: int | None) -> QRows:
         """A x, quantised as it is made."""
-        return ops.spmm_rows(self.matrix(), x, None, self._spread(len(x.codes)), None, None, noise)
+        return ops.spmm_rows(self.matrix(), x, None, self._spread(), None, None, noise)
 
     def product_rows_once(self, x: QRows) -> QRows:
         """`product_rows` to nearest, remembered while these rows and this matrix live and are not changed."""
@@ -197,12 +201,12 @@ class Adjacency:
 
     def back_of_rows(self, g: QRows) -> Tensor:
         """A^T g in float32."""
-        own = self._spread(len(g.codes))
+        own = self._spread()
         return self.policy.multiply(self, g, lambda t: spmm_int8_op(t.matrix, g, None, own, None, t.keep))
 
     def back_rows(self, g: QRows, factor: Tensor, noise: int | None) -> QRows:
         """A^T g times a factor per column, quantised as it is made."""
-        own = self._spread(len(g.codes))
+        own = self._spread()
 
         def product(t: Transposed) -> QRows:
             return ops.spmm_rows(t.matrix, g, None, own, None, factor, noise, t.keep)

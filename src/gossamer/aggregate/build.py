@@ -1,13 +1,14 @@
 """The Adjacency behind what a layer was called with, built once per tensor.
 
 A layer takes PyG's `edge_index`, an `EdgeIndex`, a `torch.sparse` matrix (destinations as rows) or a `Graph`. What is
-built from a tensor is remembered as a fact about it (state/facts.py); what is built from a Graph, on the Graph.
+built from a tensor is remembered as a fact about it (state/facts.py); what is built from a Graph, on the Graph. Of a
+block of a mini-batch, tensors of edges come in its own order, and may go on with the edges of outer layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +19,14 @@ from .. import memory
 from ..graph import Graph
 from ..graph import build as graph_build
 from ..graph.graph import LARGE
+from ..ops.csr import row_of_edge
 from ..state import facts
 from .adjacency import Adjacency, Reduce
 
 Sizes = tuple[int, int]
 Built = TypeVar("Built")
+ROWS_AT_A_TIME = 2**20
+"""Of a large graph, where temporary tensors have one entry per edge."""
 
 
 def is_sparse(edge_index: Any) -> bool:
@@ -33,8 +37,8 @@ def _once(edge_index: Any, weight: Tensor | None, key: Hashable, build: Callable
     """`build()`, once for this tensor and these weights."""
     if not isinstance(edge_index, Tensor):
         raise TypeError(
-            "`edge_index` must be a tensor of shape [2, nnz], an EdgeIndex, a torch.sparse matrix or a gs.Graph "
-            f"(got {type(edge_index).__name__})"
+            "`edge_index` must be a tensor of shape [2, nnz], an EdgeIndex, a torch.sparse matrix, a gs.Graph or "
+            f"gs.Blocks (got {type(edge_index).__name__})"
         )
 
     def and_trim() -> Built:
@@ -55,7 +59,7 @@ def neighbours(edge_index: Any, sizes: Sizes, weight: Tensor | None = None, redu
 def _weighted(edge_index: Any, sizes: Sizes, weight: Tensor | None) -> tuple[Graph, Tensor | None]:
     if isinstance(edge_index, Graph):
         graph = checked(edge_index, sizes)
-        value = None if weight is None else graph.sort_edges(weight.float().reshape(-1))
+        value = None if weight is None else in_csr_order(graph, weight.float().reshape(-1))
         fixed = value is not None and not value.requires_grad
         return (graph.with_value(value), None) if fixed else (graph, value)
     if is_sparse(edge_index):
@@ -70,6 +74,8 @@ def _weighted(edge_index: Any, sizes: Sizes, weight: Tensor | None) -> tuple[Gra
 def gcn(edge_index: Any, num_nodes: int, weight: Tensor | None, improved: bool, loops: bool) -> Adjacency:
     """The matrix of a graph convolution, D^-1/2 (A + I) D^-1/2."""
     key, sizes = ("gcn", num_nodes, improved, loops), (num_nodes, num_nodes)
+    if isinstance(edge_index, Graph) and edge_index.block is not None:
+        return _block_gcn(checked(edge_index, (num_nodes, edge_index.num_dst)), weight, improved, loops)
     if isinstance(edge_index, Graph):
         if weight is not None and weight.requires_grad:
             return gcn(listed(checked(edge_index, sizes)), num_nodes, weight, improved, loops)
@@ -105,6 +111,132 @@ def _split(graph: Graph) -> Adjacency:
     """Self-loops as a diagonal beside the edges."""
     plain, diagonal = graph.split_self_loops()
     return Adjacency(plain, diagonal=diagonal) if plain.num_edges < graph.num_edges else Adjacency(graph)
+
+
+# Blocks: the destinations are the first sources -----------------------------------------------------------------
+
+
+def _block_gcn(graph: Graph, weight: Tensor | None, improved: bool, loops: bool) -> Adjacency:
+    """The matrix of the block's sources as nodes, cut to the rows of its destinations, which alone have edges.
+
+    In a block that has all edges of its destinations, the degrees of sources are those of the whole graph.
+    """
+    if weight is not None and graph.block is not None and graph.block.whole is not None:
+        raise ValueError(
+            "`edge_weight` must be None with a part of a graph, as the degrees of its sources are those of the whole "
+            "graph; build that with the weights: gs.Graph.from_edge_index(edge_index, num_nodes, weight)"
+        )
+    if weight is not None and weight.requires_grad:
+        square = gcn(listed(graph), graph.num_src, _edges_of(graph, weight), improved, loops)
+        return _first_rows(square, graph.num_dst)
+    graph = _weighted(graph, (graph.num_src, graph.num_dst), weight)[0]
+    return graph.derived(f"gcn {improved} {loops}", lambda: _normalised_block(graph, improved, loops))
+
+
+def _normalised_block(graph: Graph, improved: bool, loops: bool) -> Adjacency:
+    fill = _fill(graph, improved) if loops else None
+    found = _Loops.of(graph.rowptr, graph.col, graph.value, 0, fill)
+    if graph.block is not None and graph.block.whole is not None:
+        factors = _factors_of(graph.block.whole, improved, loops)[graph.block.nodes]
+    else:
+        others = found.degree.new_full((graph.num_src - graph.num_dst,), fill or 0.0)
+        factors = _inverse_root(torch.cat([found.degree, others]))
+    own = factors[: graph.num_dst]
+    parts = (graph.rowptr, graph.col, graph.num_src, graph.value)
+    if found.mask is not None:
+        parts = graph_build.filter_edges(*parts, ~found.mask)[:4]
+    diagonal = None if found.own is None else found.own * own.square()
+    return Adjacency(Graph(*parts), None, factors, own, diagonal)  # a new Graph: this one would hold itself
+
+
+class _Loops(NamedTuple):
+    """The self-loops of some rows of a CSR, and the weighted degrees of these rows, loops included."""
+
+    mask: Tensor | None
+    """Which edges are loops; None: no edge is."""
+    own: Tensor | None
+    """The weight of each row's loop; None: no row has one."""
+    degree: Tensor
+
+    @classmethod
+    def of(cls, rowptr: Tensor, col: Tensor, value: Tensor | None, first: int, fill: float | None) -> _Loops:
+        """`first`: the number of the first row. `fill`: the weight of a loop that a row has not; None: none is added.
+
+        As in PyG the last of a row's loops counts where loops are added, else the sum of all.
+        """
+        rows, row = rowptr.numel() - 1, row_of_edge(rowptr)
+        mask = col == row + first
+        looped = row[mask]
+        own = None if fill is None else torch.full((rows,), fill, device=col.device)
+        degree = rowptr.diff().float()
+        if value is not None:
+            degree = torch.zeros(rows, device=col.device).index_add(0, row, value)
+        if len(looped):
+            weight = torch.ones(len(looped), device=col.device) if value is None else value[mask]
+            total = torch.zeros(rows, device=col.device).index_add(0, looped, weight)
+            if own is None:
+                return cls(mask, total, degree)
+            last = torch.ones_like(looped, dtype=torch.bool)
+            last[:-1] = looped[1:] != looped[:-1]
+            own[looped[last]] = weight[last]
+            if value is None:
+                degree = degree - total
+            else:
+                degree = torch.zeros(rows, device=col.device).index_add(0, row[~mask], value[~mask])
+        return cls(mask if len(looped) else None, own, degree if own is None else degree + own)
+
+
+def _fill(graph: Graph, improved: bool) -> float:
+    """The weight of a new loop; in a graph without weights it is that of the edges, as in PyG."""
+    return 2.0 if improved and graph.value is not None else 1.0
+
+
+def _factors_of(graph: Graph, improved: bool, loops: bool) -> Tensor:
+    """deg^-1/2 of every node of a square graph, a part of the rows at a time."""
+    fill = _fill(graph, improved) if loops else None
+
+    def compute() -> Tensor:
+        degree = torch.empty(graph.num_dst)
+        for first in range(0, graph.num_dst, ROWS_AT_A_TIME):
+            rowptr = graph.rowptr[first : first + ROWS_AT_A_TIME + 1]
+            at = slice(int(rowptr[0]), int(rowptr[-1]))
+            value = None if graph.value is None else graph.value[at]
+            found = _Loops.of(rowptr - rowptr[0], graph.col[at], value, first, fill)
+            degree[first : first + ROWS_AT_A_TIME] = found.degree
+        return _inverse_root(degree)
+
+    return graph.derived(f"gcn factors {improved} {loops}", compute)
+
+
+def _inverse_root(degree: Tensor) -> Tensor:
+    factor = degree.pow(-0.5)
+    return factor.masked_fill(factor == torch.inf, 0.0)
+
+
+def _first_rows(adjacency: Adjacency, rows: int) -> Adjacency:
+    """The matrix without its later rows; of one whose weights are `value`."""
+    graph = adjacency.graph
+    assert adjacency.value is not None
+    rowptr = graph.rowptr[: rows + 1]
+    col = graph.col[: int(rowptr[-1])]
+    return Adjacency(Graph(rowptr, col, graph.num_src), adjacency.value[: len(col)])
+
+
+def _edges_of(graph: Graph, attribute: Tensor) -> Tensor:
+    """The rows of a tensor that belong to a block's edges: the first."""
+    if attribute.dim() == 0 or attribute.size(0) < graph.num_edges:
+        raise ValueError(
+            f"a tensor of a block's edges must have a row for each of its {graph.num_edges} edges, in the order of "
+            f"`Blocks.col` (got the shape {tuple(attribute.shape)})"
+        )
+    return attribute[: graph.num_edges]
+
+
+def in_csr_order(graph: Graph, attribute: Tensor) -> Tensor:
+    """A tensor of edges, given in the order of the list that the graph was built from or, of a block, of its CSR."""
+    if graph.block is not None and graph.perm is None:
+        return _edges_of(graph, attribute)
+    return graph.sort_edges(attribute)
 
 
 @torch.compiler.disable

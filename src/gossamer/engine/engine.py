@@ -52,9 +52,12 @@ class Engine(ABC):
         """A (x W^T) + bias + root(x_dst), W the weight of `lin`.
 
         `bias` is the layer's, added after the sum. A module `lin` that is more than a weight is called as the formula
-        says: `inside` the sum, A lin(x) + bias, or after it, lin(A x), its own bias being `bias`.
+        says: `inside` the sum, A lin(x) + bias, or after it, lin(A x), its own bias being `bias`. Of an x_dst with more
+        rows than there are destinations, as of a block, the first are taken.
         """
         roots = [] if root is None else [root]
+        if root is not None:
+            x, x_dst = _first_rows(x, x_dst, adjacency.graph.num_dst)
         if rules.is_plain(lin) and adjacency.is_linear and not (inside and lin.bias is not None):
             if isinstance(x, Deferred) and all(map(rules.is_plain, roots)):
                 out = self.convolve_deferred(x, adjacency, lin, bias, root)
@@ -75,6 +78,7 @@ class Engine(ABC):
         self, x: Any, x_dst: Any, adjacency: Adjacency, attention: Attention, shows_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """The layer's result, and the weights of edges after dropout if they are to be shown."""
+        x, x_dst = _first_rows(x, x_dst, adjacency.graph.num_dst)
         rows = self.project_deferred(x, attention) if isinstance(x, Deferred) else None
         if rows is None:
             x, x_dst = _ready(x, x_dst)
@@ -192,6 +196,14 @@ class Engine(ABC):
     @abstractmethod
     def dropout(self, x: Tensor, p: float) -> Tensor:
         """Dropout alone."""
+
+
+def _first_rows(x: Any, x_dst: Any, count: int) -> tuple[Any, Any]:
+    """Both, as tensors if x_dst is cut to so many rows."""
+    if x_dst is None or x_dst.size(0) == count:
+        return x, x_dst
+    x, x_dst = _ready(x, x_dst)
+    return x, x_dst[:count]
 
 
 def _ready(x: Any, x_dst: Any) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from typing import final
 from torch import Tensor
 
 from ..ops import _checks
-from .graph import Graph
+from .graph import Block, Graph
 
 
 @final
@@ -52,10 +52,8 @@ class Blocks(Sequence[Graph]):
             num_src, num_dst = self.sizes[k : k + 2]
             rowptr = self.rowptr[: num_dst + 1]
             col = self.col[: int(rowptr[-1])]
-            _checks.passed(rowptr, col, num_src)
-            graph = self._graphs[k] = Graph(
-                rowptr, col, num_src, None if self.value is None else self.value[: col.numel()]
-            )
+            value = None if self.value is None else self.value[: col.numel()]
+            graph = self._graphs[k] = Graph(rowptr, col, num_src, value, block=Block())
         return graph
 
     def __iter__(self) -> Iterator[Graph]:

@@ -5,7 +5,8 @@
 
 As a matrix it is A [num_dst, num_src] with A X the sum over incoming edges: PyG's `edge_index` with its default
 source-to-target flow, or its `adj_t`. num_src may differ from num_dst (bipartite). Edges of a node keep the order in
-which they were given; `perm[k]` is the place of CSR edge k in that list. A Graph is immutable.
+which they were given; `perm[k]` is the place of CSR edge k in that list. Where `block` is set, the destinations are the
+first sources. A Graph is immutable.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -30,30 +31,49 @@ LARGE = 10**6
 """From this many edges on, memory that malloc holds free after building is returned to the system."""
 
 
+class Block(NamedTuple):
+    """Says of a Graph that its destinations are its first sources: a layer takes their own rows from the same x.
+
+    A block that has all edges into its destinations says of which graph they are and which of its nodes the sources
+    are: what depends on a source's degree is then that of the whole graph.
+    """
+
+    whole: Graph | None = None
+    nodes: Tensor | None = None
+
+
 @final
 class Graph:
-    __slots__ = ("__weakref__", "_cache", "col", "num_src", "perm", "rowptr", "value")
+    __slots__ = ("__weakref__", "_cache", "block", "col", "num_src", "perm", "rowptr", "value")
     rowptr: Tensor
     col: Tensor
     num_src: int
     value: Tensor | None
     perm: Tensor | None
+    block: Block | None
     _cache: dict[str, Any]
 
     def __init__(
-        self, rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None = None, perm: Tensor | None = None
-    ) -> None:
+        self, rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None = None, perm: Tensor | None = None,
+        block: Block | None = None,
+    ) -> None:  # fmt: skip
         build.check_count("num_src", num_src)
         _checks.csr(rowptr, col, num_src)
+        if block is not None and rowptr.numel() - 1 > num_src:
+            raise ValueError(
+                f"`block` says that destinations are the first sources, so there must be no more of them (got "
+                f"{rowptr.numel() - 1} destinations and {num_src} sources)"
+            )
         for name, tensor in (("value", value), ("perm", perm)):
             if tensor is not None:
                 _checks.shape_of(name, tensor, (col.numel(),), f"[{col.numel()}], one number per edge")
         if value is not None:
             build.check_fixed("value", value)
         value = None if value is None else value.to(torch.float32).contiguous()
-        fields = {"rowptr": rowptr, "col": col, "num_src": num_src, "value": value, "perm": perm, "_cache": {}}
+        fields = {"rowptr": rowptr, "col": col, "num_src": num_src, "value": value, "perm": perm, "block": block}
         for name, field in fields.items():
             object.__setattr__(self, name, field)
+        object.__setattr__(self, "_cache", {})
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"`{name}` of a Graph cannot be changed; make another, for instance by with_value(...)")
@@ -202,7 +222,7 @@ class Graph:
 
     def with_value(self, value: Tensor | None) -> Graph:
         """The same structure with other weights, in CSR order."""
-        return Graph(self.rowptr, self.col, self.num_src, value, self.perm)
+        return Graph(self.rowptr, self.col, self.num_src, value, self.perm, self.block)
 
     def with_self_loops(self, fill: float = 1.0) -> Graph:
         """One loop for every node, last in its row. A loop already there keeps its weight; new ones get `fill`.
@@ -255,7 +275,7 @@ class Graph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles start without a cache, whose weak reference cannot be pickled."""
-        return Graph, (self.rowptr, self.col, self.num_src, self.value, self.perm)
+        return Graph, (self.rowptr, self.col, self.num_src, self.value, self.perm, self.block)
 
     def derived(self, key: str, compute: Any) -> Any:
         """compute(), cached on this graph; the cache is emptied if one of its tensors is changed in place."""

@@ -18,14 +18,14 @@ from torch_geometric import nn as pyg
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from ..aggregate import Adjacency
-from ..aggregate.build import listed, listed_edges, looped
+from ..aggregate.build import in_csr_order, listed_edges, looped
 from ..engine.attention import Attention, Gat, Gatv2
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
 from ..engine.float32 import head_dots
 from ..engine.rules import attends, falls_back, is_plain
 from ..graph import Graph
-from .inputs import adjacency_of, as_edges, keep_templates, pair_of, sizes_of, under_policy
+from .inputs import adjacency_of, block_of, for_pyg, keep_templates, pair_of, sizes_of, under_policy
 
 
 def _adjacency(conv: Any, x: tuple[Any, Any], edge_index: Any, size: Any = None) -> Adjacency:
@@ -37,11 +37,11 @@ def _adjacency(conv: Any, x: tuple[Any, Any], edge_index: Any, size: Any = None)
 
 def _sorted(conv: Any, graph: Graph, edge_index: Any, edge_attr: Tensor, sizes: tuple[int, int]) -> Tensor:
     """Features of edges, loops included, in CSR order."""
-    if conv.add_self_loops:
-        edges = listed(edge_index) if isinstance(edge_index, Graph) else edge_index
-        plain = remove_self_loops(edges, edge_attr)
-        edge_attr = add_self_loops(*plain, fill_value=conv.fill_value, num_nodes=min(sizes))[1]
-    return graph.sort_edges(edge_attr)
+    if not conv.add_self_loops:
+        return in_csr_order(graph, edge_attr)
+    _, edges, given = for_pyg(None, edge_index, edge_attr)
+    plain = remove_self_loops(edges, given)
+    return graph.sort_edges(add_self_loops(*plain, fill_value=conv.fill_value, num_nodes=min(sizes))[1])
 
 
 def _attended(
@@ -50,7 +50,11 @@ def _attended(
     """The result, with PyG's pair of edges and their weights if those are asked for."""
     graph = adjacency.graph
     out, p = engine_of(conv).attend(x_src, x_dst, adjacency, attention, bool(shows_weights))
-    return out if p is None or not shows_weights else (out, (listed_edges(graph), graph.unsort_edges(p)))
+    return (
+        out
+        if p is None or not shows_weights
+        else (out, (listed_edges(graph), p if graph.perm is None else graph.unsort_edges(p)))
+    )
 
 
 def _settings(conv: Any) -> dict[str, Any]:
@@ -69,9 +73,10 @@ class GATConv(pyg.GATConv):
         return_attention_weights: bool | None = None,
     ) -> Any:  # fmt: skip
         x_src, x_dst = pair_of(x)
+        edge_index = block_of(x_src, edge_index)
         plain = attends(input_of(x_src), edge_index)
         if not plain or falls_back(self, input_of(x_src), edge_index):
-            return super().forward(ready(x), as_edges(edge_index), edge_attr, size, return_attention_weights)
+            return super().forward(*for_pyg(ready(x), edge_index, edge_attr), size, return_attention_weights)
         adjacency = _adjacency(self, (x_src, x_dst), edge_index, size)
         lins = (self.lin,) if self.lin is not None else (self.lin_src, self.lin_dst)
         term = self._edge_term(adjacency.graph, edge_index, edge_attr, sizes_of(x_src, x_dst, edge_index, size))
@@ -99,9 +104,10 @@ class GATv2Conv(pyg.GATv2Conv):
         self, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: bool | None = None
     ) -> Any:
         x_src, x_dst = pair_of(x)
+        edge_index = block_of(x_src, edge_index)
         plain = edge_attr is None and x_dst is not None and attends(input_of(x_src), edge_index)
         if not plain or falls_back(self, input_of(x_src), edge_index):
-            return super().forward(ready(x), as_edges(edge_index), edge_attr, return_attention_weights)
+            return super().forward(*for_pyg(ready(x), edge_index, edge_attr), return_attention_weights)
         adjacency = _adjacency(self, (x_src, x_dst), edge_index)
         lins = (self.lin_l,) if self.share_weights else (self.lin_l, self.lin_r)
         attention = Gatv2(lins, (self.att[0],), **_settings(self))

@@ -17,13 +17,14 @@ from ..aggregate.build import gcn
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
 from ..engine.rules import falls_back
-from .inputs import adjacency_of, keep_templates, under_policy
+from .inputs import adjacency_of, block_of, keep_templates, under_policy
 
 
 class GCNConv(pyg.GCNConv):
     _set_jittable_templates = keep_templates
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        edge_index = block_of(x, edge_index)
         if falls_back(self, input_of(x), edge_index):
             return super().forward(ready(x), edge_index, edge_weight)
         adjacency = self._adjacency(x, edge_index, edge_weight)

@@ -22,21 +22,21 @@ from ..aggregate.build import gcn
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
 from ..engine.rules import falls_back
-from .inputs import adjacency_of, keep_templates, under_policy
+from .inputs import adjacency_of, block_of, keep_templates, under_policy
 
 
 class GCN2Conv(pyg.GCN2Conv):
     _set_jittable_templates = keep_templates
 
     def forward(self, x: Any, x_0: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-        same = x_0 is x
+        same, edge_index = x_0 is x, block_of(x, edge_index)
         if falls_back(self, input_of(x), edge_index):
             x = ready(x)
             return super().forward(x, x if same else ready(x_0), edge_index, edge_weight)
         x = ready(x)
-        x_0 = _first_rows(x if same else ready(x_0), x.size(0))
         engine, alpha, beta = engine_of(self), self.alpha, self.beta
         adjacency = self._adjacency(x, edge_index, edge_weight).times(1 - alpha)
+        x_0 = _first_rows(x if same else ready(x_0), adjacency.graph.num_dst)
         initial = (alpha * x_0).to(x.dtype)  # autocast may have made one of them bfloat16
         if self.weight2 is None:
             h = engine.aggregate(adjacency, x, None, initial)

@@ -17,7 +17,7 @@ from torch_geometric import nn as pyg
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
 from ..engine.rules import falls_back
-from .inputs import adjacency_of, keep_templates, pair_of
+from .inputs import adjacency_of, block_of, keep_templates, pair_of
 from .models import leading_linear
 
 
@@ -26,6 +26,7 @@ class GINConv(pyg.GINConv):
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         x_src, x_dst = pair_of(x)
+        edge_index = block_of(x_src, edge_index)
         if falls_back(self, input_of(x_src), edge_index):
             return super().forward(ready(x), edge_index, size)
         adjacency, engine = adjacency_of(self, (x_src, x_dst), edge_index, size), engine_of(self)

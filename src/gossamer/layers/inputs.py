@@ -8,13 +8,18 @@ from torch import Tensor
 
 from ..aggregate import Adjacency
 from ..aggregate.adjacency import Reduce
-from ..aggregate.build import Sizes, is_sparse, listed, neighbours
+from ..aggregate.build import Sizes, in_csr_order, is_sparse, listed, neighbours
 from ..engine.epilogue import Deferred, input_of
-from ..graph import Graph
+from ..graph import Blocks, Graph
 from ..state import state_of
 
 REDUCE: dict[str, Reduce] = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max"}
 """PyG's names of aggregations, and ours."""
+
+
+def block_of(x: Any, edge_index: Any) -> Any:
+    """The block of a mini-batch whose sources are the rows of x; anything but `Blocks` as it came."""
+    return edge_index.of_rows(input_of(x).size(0)) if isinstance(edge_index, Blocks) else edge_index
 
 
 def pair_of(x: Any) -> tuple[Any, Any]:
@@ -37,10 +42,15 @@ def adjacency_of(
 
 
 def sizes_of(x_src: Any, x_dst: Any, edge_index: Any, size: Any = None) -> Sizes:
-    """(num_src, num_dst), as PyG finds them: from the rows, from `size`, from a matrix, else as many as sources."""
+    """(num_src, num_dst), as PyG finds them: from the rows, from `size`, from a matrix, else as many as sources.
+
+    Rows of a block's sources are those of its destinations, too.
+    """
     x_src, x_dst = input_of(x_src), input_of(x_dst)
     told = (None, None) if size is None else tuple(size)
     rows = (x_src.size(0), told[1] if x_dst is None else x_dst.size(0))
+    if rows[0] == rows[1] and isinstance(edge_index, Graph) and edge_index.block is not None:
+        rows = (rows[0], edge_index.num_dst)
     if any(a is not None and b is not None and a != b for a, b in zip(told, rows, strict=True)):
         raise ValueError(f"`size` must be the numbers of rows of `x`, {rows} (got {told}); correct it or leave it out")
     if rows[1] is not None:
@@ -50,9 +60,14 @@ def sizes_of(x_src: Any, x_dst: Any, edge_index: Any, size: Any = None) -> Sizes
     return rows[0], edge_index.size(0) if is_sparse(edge_index) else rows[0]
 
 
-def as_edges(edge_index: Any) -> Any:
-    """What PyG's own forward takes: a Graph as the list of its edges."""
-    return listed(edge_index) if isinstance(edge_index, Graph) else edge_index
+def for_pyg(x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> tuple[Any, Any, Tensor | None]:
+    """What PyG's own forward takes: a Graph as the list of its edges, and of a block the rows of both ends."""
+    if not isinstance(edge_index, Graph):
+        return x, edge_index, edge_attr
+    if edge_index.block is not None:
+        x = (x, x[: edge_index.num_dst]) if isinstance(x, Tensor) else x
+        edge_attr = None if edge_attr is None else in_csr_order(edge_index, edge_attr)
+    return x, listed(edge_index), edge_attr
 
 
 def bias_of(lin: Any) -> Tensor | None:

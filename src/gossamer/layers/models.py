@@ -13,6 +13,7 @@ from torch_geometric import nn as pyg
 from ..engine.choice import engine_of
 from ..engine.epilogue import Deferred, act_of, ready
 from ..engine.rules import LAYERS, is_a, is_hooked, is_plain
+from ..graph import Blocks
 
 
 class _Stacked:
@@ -24,6 +25,8 @@ class _Stacked:
         num_sampled_nodes_per_hop: list[int] | None = None, num_sampled_edges_per_hop: list[int] | None = None,
     ) -> Tensor:  # fmt: skip
         model: Any = self
+        if isinstance(edge_index, Blocks):
+            _check_layers(model, edge_index)
         if num_sampled_nodes_per_hop is not None:
             return super().forward(  # type: ignore[misc]
                 x, edge_index, edge_weight, edge_attr, batch, batch_size, num_sampled_nodes_per_hop,
@@ -47,8 +50,21 @@ class _Stacked:
             x = engine.epilogue(x, norm, act, model.dropout, grouped, defer)
             if jumps:
                 hidden.append(x)
-        x = model.jk(hidden) if jumps else ready(x)
+        x = model.jk([_of_seeds(h, edge_index) for h in hidden]) if jumps else ready(x)
         return engine.leave_room_for_loss(model.lin(x) if hasattr(model, "lin") else x)
+
+
+def _check_layers(model: Any, blocks: Blocks) -> None:
+    if len(blocks) != model.num_layers:
+        raise ValueError(
+            f"`edge_index` must have one block for each of the model's {model.num_layers} layers (got {blocks}); give "
+            f"the loader {model.num_layers} fanouts"
+        )
+
+
+def _of_seeds(hidden: Tensor, edge_index: Any) -> Tensor:
+    """The rows of a mini-batch's seeds, which are the first; without blocks all rows."""
+    return hidden[: edge_index.sizes[-1]] if isinstance(edge_index, Blocks) else hidden
 
 
 def _takes_deferred(conv: Any) -> bool:

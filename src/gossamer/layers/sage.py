@@ -19,7 +19,7 @@ from torch_geometric import nn as pyg
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
 from ..engine.rules import falls_back
-from .inputs import adjacency_of, bias_of, keep_templates, pair_of
+from .inputs import adjacency_of, bias_of, block_of, keep_templates, pair_of
 
 
 class SAGEConv(pyg.SAGEConv):
@@ -27,6 +27,7 @@ class SAGEConv(pyg.SAGEConv):
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         x_src, x_dst = pair_of(x)
+        edge_index = block_of(x_src, edge_index)
         if falls_back(self, input_of(x_src), edge_index):
             return super().forward(ready(x), edge_index, size)
         if self.project:
@@ -44,6 +45,7 @@ class GraphConv(pyg.GraphConv):
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Tensor:
         x_src, x_dst = pair_of(x)
+        edge_index = block_of(x_src, edge_index)
         if falls_back(self, input_of(x_src), edge_index):
             return super().forward(ready(x), edge_index, edge_weight, size)
         adjacency = adjacency_of(self, (x_src, x_dst), edge_index, size, edge_weight)

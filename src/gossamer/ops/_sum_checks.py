@@ -54,9 +54,11 @@ def plus_own_rows(out: Tensor, x: Tensor, diagonal: Tensor | None, scale: Tensor
     """out_i + diagonal_i * scale_i * x_i. A zero is no self-loop: it adds nothing, even to an infinite x_i."""
     if diagonal is None:
         return out
-    by_row = [-1, *[1] * (x.dim() - 1)]
-    factor = diagonal if scale is None else diagonal * scale
-    return torch.where(diagonal.view(by_row) == 0, out, out + factor.view(by_row) * x)
+    own, by_row = diagonal.size(0), [-1, *[1] * (x.dim() - 1)]
+    if out.size(0) > own:  # destinations that are no sources
+        return torch.cat([plus_own_rows(out[:own], x, diagonal, scale), out[own:]])
+    factor = diagonal if scale is None else diagonal * scale[:own]
+    return torch.where(diagonal.view(by_row) == 0, out, out + factor.view(by_row) * x[:own])
 
 
 def check_ends(num_dst: int, x: Tensor, bias: Tensor | None, diagonal: Tensor | None, rows: Tensor | None) -> None:
@@ -69,10 +71,6 @@ def check_ends(num_dst: int, x: Tensor, bias: Tensor | None, diagonal: Tensor | 
         shape = (num_dst, x.size(1))
         _checks.shape_of("rows", rows, shape, f"{shape}, one row per destination")
     if diagonal is not None:
-        if x.size(0) != num_dst:
-            raise ValueError(
-                f"`diagonal` needs as many sources as destinations (got {x.size(0)} and {num_dst}); "
-                "add the destinations' rows yourself"
-            )
         _checks.dtype_of("diagonal", diagonal, (torch.float64 if x.dtype == torch.float64 else torch.float32,))
-        _checks.shape_of("diagonal", diagonal, (num_dst,), f"[{num_dst}], one number per node")
+        own = min(x.size(0), num_dst)
+        _checks.shape_of("diagonal", diagonal, (own,), f"[{own}], one number per node that is source and destination")

@@ -5,10 +5,12 @@
     mean:  the sum with dst_scale_i = 1 / max(degree_i, 1)
     max:   out_i = max over edges of value_e * x_j, 0 where there are none; ties go to the first edge (ops/spmm_max.py)
 
-`diagonal` [nodes] holds the weights of self-loops that are not among the edges; a zero is no loop. A constant one is
-expanded from one element, and nothing more is stored or read. `value` may have one column per head: [nnz, heads] with
-x [num_src, heads, width]. bfloat16 rows are summed in float32. With `keep` [num_src] only edges from sources that it
-keeps are summed (ops/row_selection.py); a node's own row is added all the same.
+`diagonal` [min(num_src, num_dst)], the main diagonal of the matrix, holds the weights of self-loops that are not among
+the edges; a zero is no loop. Node i is the i-th source and the i-th destination; of a rectangular matrix the nodes that
+are both come first. A constant diagonal is expanded from one element, and nothing more is stored or read. `value` may
+have one column per head: [nnz, heads] with x [num_src, heads, width]. bfloat16 rows are summed in float32. With `keep`
+[num_src] only edges from sources that it keeps are summed (ops/row_selection.py); a node's own row is added all the
+same.
 
     d x     = the same product with A transposed and the two scales exchanged, + diagonal * dout
     d bias  = column sums of dout,  d rows = dout
@@ -146,7 +148,8 @@ def spmm(
     """Sum, mean or maximum of the neighbours' rows; `value` (CSR order) replaces the graph's own edge weights.
 
     `scale` [nodes] multiplies each edge's weight by fixed factors of its source and of its destination (sums only).
-    `diagonal` [nodes] times the node's own row, its row in `rows` [num_dst, ..] and `bias` are added in the same pass.
+    `diagonal` [min(num_src, num_dst)] times the node's own row, its row in `rows` [num_dst, ..] and `bias` are added in
+    the same pass.
     """
     from .spmm_max import spmm_max
 

@@ -23,8 +23,13 @@ def as_float(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.to(F32).contiguous()
 
 
-def stepped(diagonal: Tensor | None) -> tuple[Tensor | None, int]:
-    """What kernels expect of a diagonal: contiguous with step 1, or expanded from one element with step 0."""
+def stepped(diagonal: Tensor | None, num_dst: int) -> tuple[Tensor | None, int]:
+    """What kernels expect of a diagonal: contiguous with step 1, or expanded from one element with step 0.
+
+    Destinations that are no sources get a zero, for which a kernel reads no row.
+    """
+    if diagonal is not None and diagonal.size(0) < num_dst:
+        return torch.nn.functional.pad(diagonal, (0, num_dst - diagonal.size(0))), 1
     if diagonal is None or diagonal.stride(0) == 0:
         return diagonal, 0
     return diagonal.contiguous(), 1

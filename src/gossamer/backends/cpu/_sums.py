@@ -30,7 +30,7 @@ def sum_rows(
     a, keep = without_heads(a, keep)
     rowptr, col, x, num_dst = a.rowptr.contiguous(), a.col.contiguous(), x.contiguous(), a.num_dst
     value, src_scale, dst_scale, bias, rows = (as_float(t) for t in (a.value, a.src_scale, a.dst_scale, bias, rows))
-    diagonal, step = stepped(diagonal)
+    diagonal, step = stepped(diagonal, num_dst)
     out = memory.empty([num_dst, x.size(1)], dtype)
     done = kernel(
         at(rowptr), at(col), num_dst, at(value), at(src_scale), at(dst_scale), heads_of(value), at(keep),

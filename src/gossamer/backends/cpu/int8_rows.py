@@ -60,7 +60,7 @@ def _spmm_rows(
     sources = as_float(of_codes(a, x).src_scale)
     value, dst_scale, bias, rows = (as_float(t) for t in (a.value, a.dst_scale, bias, rows))
     weights = (at(value), at(sources), at(dst_scale), heads_of(value), at(keep))
-    diagonal, step = stepped(diagonal)
+    diagonal, step = stepped(diagonal, a.num_dst)
     end = (at(bias), at(diagonal), step, at(rows), at(x.scale))
     written = (at(out.codes), at(out.scale), at(factor), *noise(seed), x.codes.size(1), num_threads())
     enough(library.spmm_rows(at(rowptr), at(col), a.num_dst, *weights, *end, at(x.codes), *written))
