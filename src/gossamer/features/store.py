@@ -71,6 +71,7 @@ class FeatureStore:
         contents = file.read(path)
         if watched is not None:
             watched.check()  # that both looked at one file
+        _check_decodes(path, contents)
         if verify:
             file.verify(path, contents)
         if not mmap:
@@ -241,6 +242,19 @@ class FeatureStore:
             raise ValueError(
                 f"`out` must have the shape {list(shape)} and the dtype {dtype} (got {list(out.shape)} and {out.dtype})"
             )
+
+
+def _check_decodes(path: Path, contents: file.Contents) -> None:
+    """The last row can be decoded: shapes and dtypes are what the codec expects."""
+    header = contents.header
+    codes = Codes(contents.tensors, torch.Size((header.num_rows, header.num_features)), header.dtype)
+    try:
+        decode_rows(check_codec(header.codec), codes, torch.tensor([header.num_rows - 1]), header.dtype)
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        raise file.BadFeatureFile(
+            f"`path` must be a file written by gs.compress; the header of {path} does not fit its contents ({error}); "
+            "compress the features again"
+        ) from None
 
 
 def _reopened(path: Path, num_rows: int, num_features: int) -> FeatureStore:
