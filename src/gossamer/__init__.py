@@ -13,7 +13,7 @@ from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8
 from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact, NonzeroRows, TopRows
 
 # Features in few bits
-from .features import compress, FeatureStore, BadFeatureFile, FeatureFileChanged
+from .features import compress, FeatureStore, feature_report, BadFeatureFile, FeatureFileChanged
 
 # A model made lighter
 from .pyg import lighten_, restore_, NothingToLighten
@@ -65,6 +65,7 @@ __all__ = [  # noqa: RUF022 (the order above)
     # Features in few bits
     "compress",
     "FeatureStore",
+    "feature_report",
     "BadFeatureFile",
     "FeatureFileChanged",
     # A model made lighter
