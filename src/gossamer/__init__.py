@@ -13,6 +13,9 @@ from . import codecs
 from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8
 from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact, NonzeroRows, TopRows
 
+# Features in few bits
+from .features import compress, FeatureStore, feature_report, BadFeatureFile, FeatureFileChanged
+
 # A model made lighter
 from .pyg import lighten_, restore_, NothingToLighten
 from .saved_tensors import compressed_activations
@@ -63,6 +66,12 @@ __all__ = [  # noqa: RUF022 (the order above)
     "Exact",
     "NonzeroRows",
     "TopRows",
+    # Features in few bits
+    "compress",
+    "FeatureStore",
+    "feature_report",
+    "BadFeatureFile",
+    "FeatureFileChanged",
     # A model made lighter
     "lighten_",
     "restore_",

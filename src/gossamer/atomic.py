@@ -27,13 +27,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         yield temporary
         # safetensors puts a file of its own there, which only the owner may read
         os.chmod(temporary, stat.S_IMODE(mode))
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
+        put_in_place(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def put_in_place(temporary: str | os.PathLike[str], path: Path) -> None:
+    """Flush a finished file to the disk and rename it over `path`."""
+    _sync(temporary)
+    os.replace(temporary, path)
+    _sync(path.parent)
 
 
 def _sync(path: str | os.PathLike[str]) -> None:

@@ -1,0 +1,159 @@
+"""Writing a feature store block by block, so that an interrupted one can be continued.
+
+Rows go into `.NAME.partial` beside the file NAME that is to appear, and after each whole block a line with its checksum
+into `.NAME.journal`, whose first line tells source, sample and codec. To resume is to compare that line, and to check
+the blocks against their checksums: the first that does not match, and all after it, are encoded again. The partial file
+begins with zeros until it is finished, so nothing takes it for a store; then it gets its head, is flushed and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor
+
+from ..atomic import put_in_place, replacing
+from .file import Header, as_bytes, checksum
+
+
+@final
+class Partial:
+    """A file that is being written. `done`: how many blocks it holds already."""
+
+    def __init__(self, path: Path, header: Header, identity: dict[str, Any], resume: bool) -> None:
+        if not path.parent.is_dir():
+            raise FileNotFoundError(
+                f"`out` must lie in an existing folder (there is no folder {path.parent}); create it"
+            )
+        if path.is_dir():
+            raise IsADirectoryError(f"`out` must be a file ({path} is a folder); choose another name")
+        self.path, self.header = path, header
+        self.partial, self.journal = (path.with_name(f".{path.name}.{kind}") for kind in ("partial", "journal"))
+        self.head_bytes = header.nbytes
+        self.checksums: list[int] = []
+        identity = json.loads(json.dumps(identity))
+        found = self._journaled(identity) if resume else None
+        self.descriptor = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._lock()
+            size = self.head_bytes + header.layout.nbytes(header.num_rows)
+            if found is None:
+                os.ftruncate(self.descriptor, 0)
+                self.journal.write_text(json.dumps(identity) + "\n")
+            os.ftruncate(self.descriptor, size)
+            self.checksums = self._intact(found or [])
+            self._rewrite_journal(identity)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    @property
+    def done(self) -> int:
+        return len(self.checksums)
+
+    def write(self, rows: list[Tensor]) -> None:
+        """The codes of the next block."""
+        low = self.done * self.header.block
+        high = min(low + self.header.block, self.header.num_rows)
+        for (at, _), tensor in zip(self.header.spans(low, high), rows, strict=True):
+            self._put(as_bytes(tensor), self.head_bytes + at)
+        self.checksums.append(checksum(rows))
+        with open(self.journal, "a") as journal:
+            journal.write(f"{self.checksums[-1]:08x}\n")
+
+    def read(self, k: int) -> list[bytes]:
+        """What was written for block k, as bytes."""
+        low = k * self.header.block
+        high = min(low + self.header.block, self.header.num_rows)
+        return [os.pread(self.descriptor, size, self.head_bytes + at) for at, size in self.header.spans(low, high)]
+
+    def finish(self, tables: list[Tensor]) -> None:
+        """Write tables and head, flush, and let the file appear."""
+        self._put_tables(tables)
+        self._put(self.header.to_bytes(self.checksums, checksum(tables)), 0)
+        put_in_place(self.partial, self.path)
+        os.close(self.descriptor)
+        self.journal.unlink(missing_ok=True)
+
+    def leave(self, discard: bool) -> None:
+        """Stop before the end; the next run can continue, unless everything is discarded."""
+        if discard:
+            self.partial.unlink(missing_ok=True)
+            self.journal.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
+
+    def _put_tables(self, tables: list[Tensor]) -> None:
+        places = [
+            at for part, at in zip(self.header.layout.parts, self.header.offsets(), strict=True) if not part.per_row
+        ]
+        for at, table in zip(places, tables, strict=True):
+            self._put(as_bytes(table), self.head_bytes + at)
+
+    def _put(self, data: memoryview | bytes, at: int) -> None:
+        view = memoryview(data)
+        while len(view):
+            written = os.pwrite(self.descriptor, view, at)
+            view, at = view[written:], at + written
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the descriptor is closed
+        except OSError:
+            raise FileExistsError(
+                f"`out` is being written by another process ({self.partial} is locked); wait for it, or choose another "
+                "name"
+            ) from None
+
+    def _journaled(self, identity: dict[str, Any]) -> list[int] | None:
+        """The checksums in the journal; None if there is none."""
+        if not (self.journal.is_file() and self.partial.is_file()):
+            return None
+        first, *lines = self.journal.read_text().split("\n")
+        try:
+            before = dict(json.loads(first))
+            found = [int(line, 16) for line in lines if len(line) == 8]
+        except ValueError as error:
+            raise ValueError(
+                f"`resume` needs a readable journal ({self.journal} is damaged: {error}); start again without it"
+            ) from None
+        differing = [name for name in before | identity if before.get(name) != identity.get(name)]
+        if differing:
+            told = "; ".join(f"{name} was {before.get(name)!r}, now {identity.get(name)!r}" for name in differing)
+            raise ValueError(
+                f"`resume` needs the source, codec and sample of the interrupted run ({self.partial} has others: "
+                f"{told}); give the same ones, or start again without it"
+            )
+        return found
+
+    def _intact(self, found: list[int]) -> list[int]:
+        """The checksums of the first blocks that are in the file as they were written."""
+        for k, expected in enumerate(found[: self.header.num_blocks]):
+            crc = 0
+            for data in self.read(k):
+                crc = zlib.crc32(data, crc)
+            if crc != expected:
+                return found[:k]
+        return found[: self.header.num_blocks]
+
+    def _rewrite_journal(self, identity: dict[str, Any]) -> None:
+        with replacing(self.journal) as temporary:
+            lines = [json.dumps(identity), *(f"{crc:08x}" for crc in self.checksums)]
+            Path(temporary).write_text("\n".join(lines) + "\n")
+
+
+def write_whole(path: Path, header: Header, tensors: tuple[Tensor, ...]) -> None:
+    """A store that is in memory already, as a file."""
+    tables = header.layout.tables(tensors)
+    bounds = [(low, min(low + header.block, header.num_rows)) for low in range(0, header.num_rows, header.block)]
+    checksums = [checksum(header.layout.rows(tensors, *each)) for each in bounds]
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(header.to_bytes(checksums, checksum(tables)))
+        for k in header.order():
+            file.write(as_bytes(tensors[k]))

@@ -1,0 +1,178 @@
+"""gs.compress: streamed equals in memory, memory does not grow with the rows, and mistakes are told."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+import gossamer as gs
+from gossamer.features import progress as progress_module
+from gossamer.features.source import source_of
+
+
+@pytest.mark.parametrize("block", [1, 10, 137, 65536])
+def test_streamed_equals_in_memory_to_the_bit(codec, x, path, tmp_path, block):
+    np.save(tmp_path / "x.npy", x.numpy())
+    whole = gs.compress(x, codec, sample=60)
+    sources = {
+        "memory": lambda: gs.compress(x, codec, sample=60, block=block),
+        "file": lambda: gs.compress(tmp_path / "x.npy", codec, path, sample=60, block=block),
+        "chunks": lambda: gs.compress(lambda: iter(x.split(29)), codec, path, sample=60, block=block),
+    }
+    for make in sources.values():
+        store = make()
+        for ours, expected in zip(store._tensors, whole._tensors, strict=True):
+            assert torch.equal(ours, expected)
+    assert sorted(os.listdir(tmp_path)) == sorted(["x.npy", path.name])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.uint8, bool])
+def test_other_dtypes_are_encoded_as_float32(dtype, codec):
+    x = np.random.default_rng(0).integers(0, 2, (50, 7)).astype(dtype)
+    store = gs.compress(x, codec)
+    assert torch.equal(store.decode(), gs.compress(x.astype(np.float32), codec).decode())
+    assert store.source_dtype == np.dtype(dtype).name
+
+
+def test_one_row_and_one_column(codec):
+    for shape in ((1, 9), (9, 1), (1, 1)):
+        x = torch.ones(shape)
+        assert torch.equal(gs.compress(x, codec).decode(), x)
+
+
+class Reads:
+    """Chunks that are allocated when they are read."""
+
+    def __init__(self, num_rows: int, columns: int) -> None:
+        self.num_rows, self.columns = num_rows, columns
+
+    def __call__(self):
+        for low in range(0, self.num_rows, 1000):
+            yield np.full((1000, self.columns), low / self.num_rows, np.float32)
+
+
+def peak_of(num_rows: int, path) -> int:
+    """Bytes that NumPy and Python hold at most while rows are encoded to a file."""
+    tracemalloc.start()
+    try:
+        gs.compress(Reads(num_rows, 64), gs.Uniform(bits=4), path, block=1000, sample=2000)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_twice_the_rows_take_no_more_memory(path):
+    peak_of(4000, path)  # what is imported and cached the first time
+    small, large = peak_of(20_000, path), peak_of(80_000, path)
+    block_bytes = 1000 * 64 * 4
+    assert large < small + block_bytes  # 60,000 rows more are 60 blocks
+    assert large < 80_000 * 64 * 4 / 4
+
+
+def test_resident_memory_does_not_grow_with_the_rows(tmp_path):
+    """A mapped source of 64 MB, encoded by blocks of 1 MB in a process of its own; its own pages are not counted."""
+    peaks = []
+    for num_rows in (2**16, 2**18):
+        x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (num_rows, 64))
+        x[:] = 1
+        x.flush()
+        del x
+        peaks.append(gs.measure.in_fresh_process(anonymous_peak, tmp_path / "x.npy", tmp_path / "x.gsf").value)
+    assert peaks[1] < peaks[0] + 16e6  # 48 MB more of source
+
+
+def anonymous_peak(source, out) -> int:
+    """The most anonymous memory (not of files) seen while `source` is encoded, above that before."""
+
+    def anonymous_bytes() -> int:
+        with open("/proc/self/statm") as statm:
+            _, resident, shared, *_ = map(int, statm.read().split())
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+    gs.compress(np.ones((100, 64)), gs.Uniform(bits=4), out)
+    before, most = anonymous_bytes(), 0
+    encode = gs.Uniform.encode
+
+    def watched(self, x, seed=None):
+        nonlocal most
+        codes = encode(self, x, seed)
+        most = max(most, anonymous_bytes() - before)
+        return codes
+
+    gs.Uniform.encode = watched
+    gs.compress(source, gs.Uniform(bits=4), out, block=4096, sample=4096)
+    return most
+
+
+def test_a_bad_row_is_named_and_nothing_is_left(x, path):
+    x[90, 3] = torch.nan
+    x[120, 0] = torch.inf
+    for out in (None, path):
+        for sample in (5, torch.tensor([120])):  # the first bad row, whether it is in the sample or not
+            with pytest.raises(ValueError, match=r"`x` must be finite.*nan in row 90, column 3"):
+                gs.compress(x, gs.Uniform(bits=4), out, sample=sample, block=10)
+    assert os.listdir(path.parent) == []
+
+
+def test_the_sample_is_read_in_order_and_handed_to_fit(x):
+    source, seen = source_of(x), []
+    read = source.rows
+    source.rows = lambda ids: seen.append(ids) or read(ids)
+    gs.compress(source, gs.Uniform(bits=4), sample=torch.tensor([9, 3, 100, 3]))
+    gs.compress(source, gs.Uniform(bits=4), sample=20, seed=1)
+    gs.compress(source, gs.Uniform(bits=4), sample=20, seed=2)
+    assert seen[0].tolist() == [3, 9, 100]
+    assert len(seen[1]) == 20 and seen[1].tolist() != seen[2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (
+            {"codec": gs.Blockwise()},
+            TypeError,
+            r"`codec` must be one that decodes single rows, .*gs\.Uniform\(\.\.\.\)",
+        ),
+        ({"codec": "uniform"}, TypeError, r"`codec` must be one that decodes single rows.*got str"),
+        ({"block": 0}, ValueError, r"`block` must be a whole number of rows of at least 1 \(got 0\)"),
+        ({"block": 2.5}, ValueError, r"`block` must be a whole number"),
+        ({"dtype_out": torch.float16}, TypeError, r"`dtype_out` must be torch.float32 or torch.bfloat16"),
+        ({"sample": 0}, ValueError, "`sample` must be at least 1 row"),
+        ({"sample": torch.tensor([137])}, IndexError, r"`sample` must hold ids from 0 to 136 \(got 137\)"),
+        ({"sample": torch.tensor([-1, 3])}, IndexError, r"`sample` must hold ids from 0 to 136 \(got -1\)"),
+        ({"sample": torch.tensor([0.5])}, TypeError, "`sample` must be a number of rows, or their ids"),
+        ({"resume": True}, ValueError, "`resume` needs `out`"),
+        ({"out": "missing/x.gsf"}, FileNotFoundError, "`out` must lie in an existing folder"),
+        ({"out": "."}, IsADirectoryError, "`out` must be a file"),
+        ({"x": torch.zeros(0, 3)}, ValueError, "`x` must have at least one row"),
+    ],
+)
+def test_mistakes(x, settings, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = {"x": x, "codec": gs.Uniform(bits=4)} | settings
+    with pytest.raises(error, match=message):
+        gs.compress(arguments.pop("x"), arguments.pop("codec"), **arguments)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_bar_appears_only_after_a_moment(x, capfd, monkeypatch):
+    gs.compress(x, gs.Uniform(bits=4), block=10)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(progress_module, "MOMENT_SECONDS", -1.0)
+    gs.compress(x, gs.Uniform(bits=4), block=10, progress=False)
+    assert capfd.readouterr() == ("", "")
+    gs.compress(x, gs.Uniform(bits=4), block=10)
+    out, err = capfd.readouterr()
+    assert out == "" and "137 of 137 rows" in err and "100%" in err
+
+
+def test_the_default_sample():
+    source, seen = source_of(np.zeros((120_000, 1), np.int8)), []
+    read = source.rows
+    source.rows = lambda ids: seen.append(len(ids)) or read(ids)
+    gs.compress(source, gs.Uniform(bits=1))
+    assert seen == [100_000]
