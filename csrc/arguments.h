@@ -36,6 +36,30 @@ struct Blocks {
   const float* levels;  // [2^bits] in units of a uniform step; null: uniform
 };
 
+// Compressed features, a row of whole bytes each. Of one code per column (ops/gather_codes.py, ops/encode_codes.py):
+// `table` has an entry per code, or a threshold between two; its rows have `cols` elements, or one for all columns.
+struct ScalarRows {
+  const uint8_t* codes;
+  int64_t cols;
+  int bits;
+  const float* table;
+  bool per_column;
+};
+// Of one code per `width` columns: part p of the books is [length, columns of the part] float16, times scale[p].
+struct ProductRows {
+  const uint8_t* codes;
+  int64_t rows, cols, width, length;
+  int bits;
+  const uint16_t* books;
+  const float* scale;
+};
+// How codes of parts are found: books in blocks of 16 codes (`codes` is a multiple), and what scores start with.
+struct CodeSearch {
+  const float *books, *start, *inverse_scale;
+  int64_t cols, width, codes;
+  int bits;
+};
+
 // What is added to every row of a neighbour sum: diagonal[i * step] * x_i (square graphs; times own_scale_i where x is
 // codes; a zero adds nothing; step 0: one number for all rows, else 1), a bias per column, and row i of `rows`
 // [num_dst, cols]; null: nothing.

@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-#undef _mm512_setr_epi32  // the one macro among them
+#undef _mm512_setr_epi32  // macros among them
+#undef _mm512_i32gather_ps
 
 #define __AVX512F__ 1
 #define __AVX512BW__ 1
@@ -62,6 +63,10 @@ static inline __m512 _mm512_mask_loadu_ps(__m512 rest, __mmask16 mask, const voi
   return load_lanes<float>(p, mask, rest[0]);  // kernels give one value for all lanes
 }
 static inline __m512i _mm512_maskz_loadu_epi8(__mmask64 mask, const void* p) { return load_lanes<int8_t>(p, mask); }
+static inline __m512 _mm512_i32gather_ps(__m512i index, const float* p, int scale) {
+  const Emulated<int32_t> from(index);
+  return each_lane<float>([&](int k) { return p[int64_t(from.lane[k]) * scale / 4]; });
+}
 static inline void _mm512_storeu_ps(void* p, __m512 v) { store_lanes<float>(p, v); }
 static inline void _mm512_stream_ps(void* p, __m512 v) { store_lanes<float>(p, v); }
 static inline void _mm512_storeu_si512(void* p, __m512i v) { store_lanes<int64_t>(p, v); }

@@ -90,6 +90,16 @@ struct Kernels {
                            int64_t cols, int threads);
   void (*gather_packed)(const uint8_t* codes, const void* zero, const void* range, const int64_t* ids, float* out,
                         int64_t count, int64_t cols, int bits, bool bf16_meta, int threads);
+  // ops/gather_codes.py
+  void (*gather_scalar_f32)(ScalarRows, const int64_t* ids, float* out, int64_t count, int threads);
+  void (*gather_scalar_bf16)(ScalarRows, const int64_t* ids, uint16_t* out, int64_t count, int threads);
+  void (*gather_product_f32)(ProductRows, const int64_t* ids, float* out, int64_t count, int threads);
+  void (*gather_product_bf16)(ProductRows, const int64_t* ids, uint16_t* out, int64_t count, int threads);
+  // ops/encode_codes.py; bad [chunks of rows]: the first row that is not finite; false: no memory left for scratch
+  void (*encode_scalar)(const float* x, ScalarRows to, uint8_t* codes, int64_t rows, int64_t chunk_rows, int64_t* bad,
+                        int threads);
+  bool (*encode_product)(const float* x, CodeSearch, uint8_t* codes, int64_t rows, int64_t chunk_rows, int64_t* bad,
+                         int threads);
   // ops/int8_linear.py and the other products of int8 rows; false: no memory left for scratch
   bool (*int8_linear)(const Int8Product*, int count, const float* added, Outer, float* out, RowCodes to, HeadTerms,
                       int64_t rows, int64_t out_features, int threads);
@@ -140,5 +150,13 @@ void top_rows(const float* key, const int64_t* cost, int64_t rows, int64_t budge
 int64_t count_kept(Csr, const uint8_t* keep, int64_t* kept_rowptr, int threads);
 void filter_edges(Csr, const float* value, const uint8_t* keep, const int64_t* kept_rowptr, int32_t* kept_col,
                   float* kept_value, int threads);
+
+// codes.cpp: no SIMD, hence one build.
+void pack_ids(const int32_t* ids, int64_t rows, int64_t parts, int bits, uint8_t* packed, int threads);
+void unpack_ids(const uint8_t* packed, int64_t rows, int64_t parts, int bits, int32_t* ids, int threads);
+void code_sums(const float* x, const uint8_t* codes, int64_t rows, int64_t cols, int64_t width, int64_t length,
+               int bits, double* sums, int64_t* counts, int threads);
+void rank_rows(const uint8_t* level, const int32_t* rank, int64_t bytes, const int64_t* ids, int64_t count,
+               int64_t* first_ids, int64_t* second_ids, int threads);
 
 }  // namespace gossamer

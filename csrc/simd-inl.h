@@ -186,6 +186,23 @@ GOSSAMER_INLINE f32x16 lookup16(const float* table, i32x16 index) {
 #endif
 }
 
+// table[index] per lane, for tables of any length.
+GOSSAMER_INLINE f32x16 lookup(const float* table, i32x16 index) {
+#if defined(__AVX512F__)
+  return {bits_of<f32x16::Part>(_mm512_i32gather_ps(bits_of<__m512i>(index.part[0]), table, 4))};
+#elif defined(__AVX2__)
+  f32x16 r;
+  GOSSAMER_EACH_PART r.part[p] = bits_of<f32x16::Part>(_mm256_i32gather_ps(table, bits_of<__m256i>(index.part[p]), 4));
+  return r;
+#else
+  int32_t k[kLanes];
+  float found[kLanes];
+  store(k, index);
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[k[lane]];
+  return load<f32x16>(found);
+#endif
+}
+
 // Elements of gathered rows as floats; bfloat16 is held as its bits.
 GOSSAMER_INLINE f32x16 load_float(const float* x) { return load<f32x16>(x); }
 GOSSAMER_INLINE f32x16 load_float(const uint16_t* bf16) { return bits_of<f32x16>(widen(bf16) << 16); }

@@ -44,6 +44,10 @@ namespace GOSSAMER_TARGET {
 
 #include "gather_rows-inl.h"
 
+#include "gather_codes-inl.h"
+
+#include "encode_codes-inl.h"
+
 #include "int8_linear-inl.h"
 
 #include "int8_rows-inl.h"
@@ -108,6 +112,12 @@ static const Kernels table = {
     gather_rows,
     gather_rows_int8,
     gather_packed,
+    gather_scalar<float>,
+    gather_scalar<uint16_t>,
+    gather_product<float>,
+    gather_product<uint16_t>,
+    encode_scalar,
+    encode_product,
     int8_linear,
     spmm_rows,
     quantize_times,

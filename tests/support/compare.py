@@ -17,7 +17,9 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def tensors_of(result: Any) -> tuple[Tensor, ...]:
-    """The tensors of a result, in order; also those in lists."""
+    """The tensors of a result, in order; also those in lists. An op that only writes into an argument has none."""
+    if result is None:
+        return ()
     return (result,) if isinstance(result, Tensor) else tuple(t for part in result for t in tensors_of(part))
 
 

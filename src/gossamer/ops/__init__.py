@@ -8,11 +8,14 @@ order (`Graph.sort_edges`).
 
 from ._library import IMPLEMENTED, OPS
 from .attention import gat_attention
+from .code_sums import code_sums
 from .csr import coo_to_csr, transpose_csr
 from .dropout import dropout, dropout_saving_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
+from .encode_codes import encode_product, encode_scalar
 from .epilogue_products_backward import epilogue_products_backward
 from .gat_int8 import gat_backward_int8, gat_dots_int8, gat_sum_int8, int8_linear_heads
+from .gather_codes import gather_product, gather_product_into, gather_scalar, gather_scalar_into
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
 from .gatv2 import gatv2_logits
 from .head_mean import head_mean_spmm
@@ -24,8 +27,10 @@ from .norm_act import norm_act, norm_act_backward
 from .norm_act_backward_rows import norm_act_backward_rows
 from .pack import pack
 from .pack_fixed import pack_fixed, unpack_fixed
+from .pack_ids import pack_ids, unpack_ids
 from .quantize_rows import dequantize_rows, quantize_rows
 from .random import random_bits
+from .rank_rows import rank_rows
 from .row_selection import filter_edges, nonzero_rows, row_norms_int8, top_rows
 from .save_epilogue import save_epilogue
 from .saved_epilogue import saved_products
@@ -41,12 +46,15 @@ from .weight_grad import weight_grad
 __all__ = [
     "IMPLEMENTED",
     "OPS",
+    "code_sums",
     "column_sums",
     "coo_to_csr",
     "dequantize_rows",
     "dropout",
     "dropout_saving_mask",
     "edge_softmax",
+    "encode_product",
+    "encode_scalar",
     "epilogue_products_backward",
     "epilogue_rows",
     "filter_edges",
@@ -55,8 +63,12 @@ __all__ = [
     "gat_dots_int8",
     "gat_sum_int8",
     "gather_packed_rows",
+    "gather_product",
+    "gather_product_into",
     "gather_rows",
     "gather_rows_int8",
+    "gather_scalar",
+    "gather_scalar_into",
     "gatv2_logits",
     "head_mean_spmm",
     "int8_grad",
@@ -74,9 +86,11 @@ __all__ = [
     "norm_act_backward_rows",
     "pack",
     "pack_fixed",
+    "pack_ids",
     "quantize_rows",
     "quantize_times",
     "random_bits",
+    "rank_rows",
     "relu_dropout",
     "row_norms_int8",
     "save_epilogue",
@@ -94,5 +108,6 @@ __all__ = [
     "transpose_csr",
     "unpack",
     "unpack_fixed",
+    "unpack_ids",
     "weight_grad",
 ]
