@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import compare, datasets, doctor, train
+from . import compare, compress, datasets, doctor, train
 
 app = typer.Typer(
     help="Graph neural networks that weigh next to nothing.",
@@ -16,3 +16,4 @@ app.command()(doctor.doctor)
 app.command()(datasets.datasets)
 app.command()(train.train)
 app.command()(compare.compare)
+app.command()(compress.compress)
