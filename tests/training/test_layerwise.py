@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,9 +118,11 @@ def test_nasty_graphs(name, nasty):
         torch.testing.assert_close(infer(model, graph, x, batch_size), whole(model, x, graph))
 
 
-def test_no_nodes():
+def test_no_nodes(tmp_path):
     graph = gs.Graph(torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int32), 0)
-    assert infer(MODELS["sage"](), graph, torch.empty(0, 12), 7).shape == (0, 5)
+    for out in (None, tmp_path / "out.npy"):
+        assert infer(MODELS["sage"](), graph, torch.empty(0, 12), 7, out=out).shape == (0, 5)
+    assert np.load(tmp_path / "out.npy").shape == (0, 5)
 
 
 @pytest.mark.parametrize("recipe", ["tango", "feather", "exact-int2", "rsc"])
@@ -259,16 +262,26 @@ def test_no_file_is_left_after_an_error(graph, x, tmp_path):
     model.inference_layers = lambda: [first, fails]
     with pytest.raises(RuntimeError, match="in the second layer"):
         infer(model, graph, x, 7, out=path)
-    assert len(seen) == 3  # the result so far, and the folder of inner layers
+    assert len(seen) == 2  # what was there, and the result so far
     assert [file.name for file in tmp_path.iterdir()] == ["out.npy"] and path.read_text() == "before"
 
 
-def test_inner_layers_are_removed_as_soon_as_they_are_read(graph, x, tmp_path):
-    model, counts = pyg.GraphSAGE(12, 8, 5, 5), []
+@pytest.mark.parametrize("kind", ["path", "map"])
+def test_inner_layers_are_in_files_until_they_are_read(kind, graph, x, tmp_path):
+    """Of five layers the last reads the fourth, and the others' files are gone."""
+    model, maps, files, out = pyg.GraphSAGE(12, 8, 5, 5), [], [], tmp_path / "out.npy"
+    want = whole(model, x, graph)
     gs.lighten_(model)
-    model.convs[4].register_forward_pre_hook(lambda *_: counts.append(len(list(tmp_path.rglob("[0-9]*.npy")))))
-    infer(model, graph, x, 7, out=tmp_path / "out.npy")
-    assert set(counts) == {1}
+
+    def look(*given):
+        maps.append(sum(str(tmp_path) in line for line in Path("/proc/self/maps").read_text().splitlines()))
+        files.append(len(list(tmp_path.iterdir())))
+
+    model.convs[4].register_forward_pre_hook(look)
+    if kind == "map":
+        out = np.lib.format.open_memmap(out, "w+", np.float32, (NODES, 5))
+    torch.testing.assert_close(infer(model, graph, x, 7, out=out), want)
+    assert maps[0] <= 2 and set(maps[1:]) == {2} and set(files) == {1}  # the fourth, and the result
 
 
 # The model is left as it was ------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ def infer_layerwise(
     model: one of PyG's ready models, plain or lightened, or one that defines `inference_layers` (see above).
     x: the nodes' features: a tensor, an array or memory map, or anything with `gather(ids)` or `[ids]`.
     batch_size: how many nodes are computed at a time. out: where the result goes, a path, to which a `.npy` file is
-    written, or an array or memory map; results of inner layers are then kept in files beside it, which are removed at
-    the end. The model's training mode is left as it was.
+    written, or an array or memory map. Where that is a file, the results of inner layers are kept in files of the same
+    folder, not in memory; they have no names and are gone afterwards. The model's training mode is left as it was.
 
     Returns the result, of `out` as a tensor on the same memory or file.
     """
@@ -75,18 +75,15 @@ def infer_layerwise(
         parts, rows = _Parts(graph, batch_size), _rows_of(x)
         kept: list[Tensor] = []
         for k, layer in enumerate(layers):
-            is_last = combine is None and k == len(layers) - 1
-            result = _Result(store, is_last, graph.num_dst)
+            result = _Result(store.last if combine is None and k == len(layers) - 1 else store.inner)
             for part in parts:
                 made = layer(rows(part.nodes), part.block)
                 result.write(part.first, _checked(made, part.block, k))
                 bar.advance(k, part.block.num_dst)
-            kept = [*kept, result.whole] if combine is not None else [result.whole]
+            kept = [] if combine is None else [*kept, result.whole]
             rows = _rows_of(result.whole)
-            if combine is None:
-                store.keep(result.whole)
         if combine is not None:
-            result = _Result(store, True, graph.num_dst)
+            result = _Result(store.last)
             for first in range(0, max(graph.num_dst, 1), batch_size):
                 result.write(first, combine([hidden[first : first + batch_size] for hidden in kept]))
                 bar.advance(len(layers), min(batch_size, graph.num_dst - first))
@@ -294,72 +291,83 @@ def _floats(rows: Tensor) -> Tensor:
 
 
 class _Store:
-    """Where results of layers are kept: in memory."""
+    """Where results are kept: in memory, or those of inner layers in files of a folder.
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
+    These files have no names, and are gone with their tensors.
+    """
 
-    def new(self, columns: int, dtype: torch.dtype, is_last: bool) -> Tensor:
-        """An empty result of so many columns."""
+    def __init__(self, rows: int, folder: Path | None = None) -> None:
+        self.rows, self._folder = rows, folder
+
+    def inner(self, columns: int, dtype: torch.dtype) -> Tensor:
+        """An empty result of so many columns, of a layer that another one reads."""
+        if self._folder is None or self.rows * columns == 0:  # which cannot be mapped
+            return torch.empty(self.rows, columns, dtype=dtype)
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            _reserve(file, self.rows * columns * dtype.itemsize)
+            return torch.from_numpy(np.memmap(file, _numpy(dtype), "r+", shape=(self.rows, columns)))
+
+    def last(self, columns: int, dtype: torch.dtype) -> Tensor:
+        """The same of the last."""
         return torch.empty(self.rows, columns, dtype=dtype)
 
-    def keep(self, result: Tensor) -> None:
-        """Of what `new` returned, only this is still needed."""
-
-    def final(self, result: Tensor) -> Tensor:
+    def final(self, last: Tensor) -> Tensor:
         """The last result, when all is written."""
-        return result
+        return last
 
 
 class _ArrayStore(_Store):
-    """The last result in an array of the user's."""
+    """The last result in an array of the user's; where that is a file, those of inner layers in files beside it."""
 
     def __init__(self, rows: int, out: np.ndarray) -> None:
-        super().__init__(rows)
+        name = getattr(out, "filename", None)
+        super().__init__(rows, None if name is None else Path(name).parent)
         if out.ndim != 2 or out.shape[0] != rows or not out.flags.writeable:
             raise ValueError(
                 f"`out` must be an array of {rows} rows that can be written to (got the shape {out.shape}"
                 f"{'' if out.flags.writeable else ', read-only'})"
             )
-        self.out = out
+        self._out = out
 
-    def new(self, columns: int, dtype: torch.dtype, is_last: bool) -> Tensor:
-        if not is_last:
-            return super().new(columns, dtype, is_last)
-        if self.out.shape[1] != columns or self.out.dtype != _numpy(dtype):
+    def last(self, columns: int, dtype: torch.dtype) -> Tensor:
+        if self._out.shape[1] != columns or self._out.dtype != _numpy(dtype):
             raise ValueError(
                 f"`out` must have {columns} columns of {_numpy(dtype)}, as the model's result (got the shape "
-                f"{self.out.shape} of {self.out.dtype})"
+                f"{self._out.shape} of {self._out.dtype})"
             )
-        return torch.from_numpy(self.out)
+        return torch.from_numpy(self._out)
 
 
 class _FileStore(_Store):
-    """All results in files of one folder; the last one's has a name that it is given when it is whole."""
+    """The last result in a file, written under a temporary name, those of inner layers in files beside it."""
 
-    def __init__(self, rows: int, folder: Path, last: Path, named: Path) -> None:
-        super().__init__(rows)
-        self.folder, self.last, self.named, self._files = folder, last, named, dict[int, Path]()
+    def __init__(self, rows: int, temporary: Path, path: Path) -> None:
+        super().__init__(rows, path.parent)
+        self._temporary, self._path = temporary, path
 
-    def new(self, columns: int, dtype: torch.dtype, is_last: bool) -> Tensor:
-        path = self.last if is_last else self.folder / f"{len(self._files)}.npy"
+    def last(self, columns: int, dtype: torch.dtype) -> Tensor:
         shape = (self.rows, columns)
-        if self.rows * columns == 0:  # which cannot be mapped
-            np.save(path.open("wb"), np.empty(shape, _numpy(dtype)))
-            return torch.empty(shape, dtype=dtype)
-        mapped = np.lib.format.open_memmap(path, mode="w+", dtype=_numpy(dtype), shape=shape)
-        with path.open("r+b") as file:  # a full disk is an error now, not a crash when a page is written
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        result = torch.from_numpy(mapped)
-        self._files[result.data_ptr()] = path
-        return result
+        with self._temporary.open("wb") as file:
+            header = {"descr": np.lib.format.dtype_to_descr(_numpy(dtype)), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            if self.rows * columns:
+                _reserve(file, file.tell() + self.rows * columns * dtype.itemsize)
+        return _mapped(self._temporary)
 
-    def keep(self, result: Tensor) -> None:
-        for address in [address for address in self._files if address != result.data_ptr()]:
-            self._files.pop(address).unlink()
+    def final(self, last: Tensor) -> Tensor:
+        return _mapped(self._path)
 
-    def final(self, result: Tensor) -> Tensor:
-        return result if result.numel() == 0 else torch.from_numpy(np.load(self.named, mmap_mode="r+"))
+
+def _mapped(path: Path) -> Tensor:
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, _, _ = np.lib.format.read_array_header_1_0(file)
+    return torch.from_numpy(np.load(path, mmap_mode=None if 0 in shape else "r+"))  # nothing cannot be mapped
+
+
+def _reserve(file: Any, size: int) -> None:
+    """Space on the disk: if there is too little that is an error now, not a crash when a page is written."""
+    os.posix_fallocate(file.fileno(), 0, size)
 
 
 @contextlib.contextmanager
@@ -369,11 +377,8 @@ def _store(rows: int, out: Any) -> Iterator[_Store]:
     elif isinstance(out, np.ndarray):
         yield _ArrayStore(rows, out)
     elif isinstance(out, (str, os.PathLike)):
-        with (
-            replacing(out) as temporary,
-            tempfile.TemporaryDirectory(prefix=".layers-", dir=Path(out).parent) as folder,
-        ):
-            yield _FileStore(rows, Path(folder), Path(temporary), Path(out))
+        with replacing(out) as temporary:
+            yield _FileStore(rows, Path(temporary), Path(out))
     else:
         raise TypeError(f"`out` must be a path, an array or a memory map (got {type(out).__name__})")
 
@@ -385,14 +390,13 @@ def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
 class _Result:
     """The rows of one layer, allocated when the first part says how many columns there are."""
 
-    def __init__(self, store: _Store, is_last: bool, rows: int) -> None:
-        self._store, self._is_last, self._rows = store, is_last, rows
+    def __init__(self, new: Callable[[int, torch.dtype], Tensor]) -> None:
+        self._new = new
         self._whole: Tensor | None = None
 
     def write(self, first: int, rows: Tensor) -> None:
-        if self._whole is None:
-            self._whole = self._store.new(rows.size(1), rows.dtype, self._is_last)
-        self._whole[first : first + len(rows)] = rows
+        whole = self._whole = self._new(rows.size(1), rows.dtype) if self._whole is None else self._whole
+        whole[first : first + len(rows)] = rows
 
     @property
     def whole(self) -> Tensor:
