@@ -21,7 +21,7 @@ from .pyg import lighten_, restore_, NothingToLighten
 from .saved_tensors import compressed_activations
 
 # Training it
-from .training import train, BadCheckpoint, TrainingDiverged
+from .training import train, BadCheckpoint, TrainingDiverged, infer_layerwise
 from .engine.int8.precision import precision
 from .aggregate.health import sampling
 
@@ -81,6 +81,7 @@ __all__ = [  # noqa: RUF022 (the order above)
     "train",
     "BadCheckpoint",
     "TrainingDiverged",
+    "infer_layerwise",
     "precision",
     "sampling",
     # What it costs, and against what

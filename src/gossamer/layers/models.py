@@ -16,7 +16,7 @@ from ..engine.rules import LAYERS, is_a, is_hooked, is_plain
 from ..graph import Blocks
 
 
-class _Stacked:
+class Stacked:
     """The forward of PyG's ready models: conv, norm, activation, dropout, again; then jumping knowledge."""
 
     def forward(
@@ -72,19 +72,19 @@ def _takes_deferred(conv: Any) -> bool:
     return type(conv).__module__.startswith(LAYERS) and not is_hooked(conv)
 
 
-class GCN(_Stacked, pyg.GCN):
+class GCN(Stacked, pyg.GCN):
     pass
 
 
-class GraphSAGE(_Stacked, pyg.GraphSAGE):
+class GraphSAGE(Stacked, pyg.GraphSAGE):
     pass
 
 
-class GIN(_Stacked, pyg.GIN):
+class GIN(Stacked, pyg.GIN):
     pass
 
 
-class GAT(_Stacked, pyg.GAT):
+class GAT(Stacked, pyg.GAT):
     pass
 
 

@@ -2,6 +2,7 @@
 
 from .checkpoint import BadCheckpoint
 from .divergence import TrainingDiverged
+from .layerwise import infer_layerwise
 from .loop import train
 
-__all__ = ["BadCheckpoint", "TrainingDiverged", "train"]
+__all__ = ["BadCheckpoint", "TrainingDiverged", "infer_layerwise", "train"]
