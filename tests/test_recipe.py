@@ -110,8 +110,11 @@ def test_places_left_out_of_json_are_the_usual():
     "text,message",
     [
         ("{", r"`text` must be what Recipe.to_json wrote \(got '\{'"),
-        ("[]", r"`text` must be an object with the places compute, activations, backward, training \(got '\[\]'\)"),
-        ('{"speed": 1}', "`text` must be an object with the places compute"),
+        (
+            "[]",
+            r"`text` must be an object with the places features, compute, activations, backward, training \(got '\[\]'\)",
+        ),
+        ('{"speed": 1}', "`text` must be an object with the places features, compute"),
         ('{"compute": {"name": "Int3"}}', "`compute` must name one of .*Float32.*got .*Int3"),
         ('{"compute": {}}', "`compute` must name one of .*Float32"),
         ('{"compute": 3}', "`compute` must name one of .*Float32.*got 3"),

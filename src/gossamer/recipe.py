@@ -1,9 +1,12 @@
 """A recipe: one setting for each place of a model's computation.
 
+    features      how node features are kept                None (as they come), a codec: Scalar(), Product() ...
     compute       in which arithmetic products run          Float32(), Int8()
     activations   how tensors are saved for backward        Keep(), a codec
     backward      which sparse products backward computes   NonzeroRows(), Exact(), TopRows()
     training      what the model is trained for             None
+
+`features` is for what loads data: gs.train, gs.compress. `lighten_` lowers the other places.
 
 Every value is a frozen dataclass: its `repr` is the experiment log, equal settings are equal objects, and a recipe goes
 to JSON and back. `recipes` maps names to recipes; the command line takes the same names. `Recipe()` alone is plain
@@ -21,9 +24,12 @@ from typing import Any
 
 from .aggregate.policy import Exact, NonzeroRows, TopRows
 from .codecs import Blockwise, Codec, Projected, RowInt8, Uniform
+from .codecs.product import Product
+from .codecs.scalar import Scalar
 from .engine.settings import Float32, Int8, Keep, Published
 
 PLACES: dict[str, dict[str, type]] = {
+    "features": {kind.__name__: kind for kind in (Scalar, Product)},
     "compute": {"Float32": Float32, "Int8": Int8},
     "activations": {kind.__name__: kind for kind in (Keep, Blockwise, Uniform, Projected, RowInt8, Published)},
     "backward": {kind.__name__: kind for kind in (NonzeroRows, Exact, TopRows)},
@@ -45,6 +51,7 @@ class Recipe:
     activations: Keep | Codec | Published = field(default_factory=Keep)
     backward: NonzeroRows | Exact | TopRows = field(default_factory=NonzeroRows)
     training: None = None
+    features: Codec | None = None
 
     def __post_init__(self) -> None:
         for place, offered in PLACES.items():
@@ -90,7 +97,7 @@ def _to_plain(setting: Any) -> Any:
     """A setting as plain values; settings inside of settings too."""
     if not dataclasses.is_dataclass(setting):
         return setting
-    own = {f.name: _to_plain(getattr(setting, f.name)) for f in _fields(setting)}
+    own = {f.name: _to_plain(getattr(setting, f.name)) for f in _fields(setting) if f.repr}  # not fitted tables
     return {"name": type(setting).__name__} | own
 
 
@@ -146,6 +153,8 @@ recipes: Mapping[str, Recipe] = _Recipes(
         "tango-auto": Recipe(compute=Int8(auto=True)),
         "rsc": Recipe(backward=TopRows()),
         "tango-rsc": Recipe(compute=Int8(), backward=TopRows()),
+        "bifeat-1bit": Recipe(features=Scalar(bits=1)),
+        "bifeat-vq": Recipe(features=Product(width=16, length=2048)),
         "feather": Recipe(compute=Int8(), activations=Blockwise(bits=2, bins="optimal")),
     }
 )

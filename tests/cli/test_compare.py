@@ -107,3 +107,15 @@ def test_an_interrupted_comparison_says_how_to_go_on(monkeypatch: pytest.MonkeyP
 
 def test_names() -> None:
     assert names("float32, tango,,") == ["float32", "tango"] and names("") == []
+
+
+def test_mini_batches() -> None:
+    """Features in few bits stand beside PyG; the command that repeats it names the fan-outs."""
+    found = json.loads(run("digits", *QUICK, "--model", "sage", "--layers", "2", "--minibatch", "--json").stdout)
+    names_of = [variant["name"] for variant in found["variants"]]
+    assert names_of == ["pyg-edge-index", "float32", "tango", "bifeat-1bit", "bifeat-vq"]
+    assert "no CSR adjacency" in found["left_out"]["pyg-csr"]
+    assert found["settings"]["fanouts"] == [10, 10] and found["settings"]["batch_size"] == 1024
+    assert "--fanouts 10,10" in found["command"]
+    shown = run("digits", *QUICK, "--fanouts", "10,x", code=2).output
+    assert "`--fanouts` must be whole numbers separated by commas, as 10,10 (got '10,x')" in shown

@@ -155,3 +155,13 @@ def test_the_example_runs_and_resumes(
 def test_real_graphs(name: str, metric: str) -> None:
     told = json.loads(run(name, *SMALL, "--split", "0", "--json"))
     assert told["metric"] == metric and 0 < told["test"] <= 1
+
+
+def test_mini_batches(tmp_path) -> None:
+    options = ("--fanouts", "5,5", "--batch-size", "64", "--features", "scalar:1", "--model", "sage")
+    found = json.loads(run("digits", *SMALL, *options, "--out", str(tmp_path / "run"), "--json"))
+    assert found["test"] > 0.2
+    written = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    assert written["fanouts"] == [5, 5] and written["codec"].startswith("Scalar(bits=1")
+    assert "`--features` needs a recipe" in refused("digits", *SMALL, "--features", "scalar:1", "--recipe", "none")
+    assert "one number for each of the model's 2 layers" in refused("digits", *SMALL, "--fanouts", "5")

@@ -12,8 +12,9 @@ from rich.console import Console
 from .. import report
 from ..comparison import compare as run_comparison
 from ..comparison.folder import JSON_NAME, PAGE_NAME
-from ..comparison.settings import RECIPES
+from ..comparison.settings import RECIPES, SAMPLED_RECIPES
 from .errors import told_plainly
+from .train import numbers
 
 
 def names(listed: str) -> list[str]:
@@ -40,11 +41,22 @@ def compare(
     heads: Annotated[int, typer.Option(help="Attention heads, for gat.")] = 4,
     epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 100,
     seeds: Annotated[int, typer.Option(help="Training runs per variant, with the seeds 0, 1, 2 ...")] = 3,
-    recipes: Annotated[str, typer.Option(help="Names of recipes, separated by commas.")] = ",".join(RECIPES),
+    recipes: Annotated[
+        str | None,
+        typer.Option(help=f"Recipes. [default: {','.join(RECIPES)}; {','.join(SAMPLED_RECIPES)} with --minibatch]"),
+    ] = None,
     baselines: Annotated[str, typer.Option(help="Baselines, plain PyG: edge-index, csr.")] = "edge-index,csr",
     lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 0.01,
     weight_decay: Annotated[float, typer.Option(help="Weight decay of Adam.")] = 0.0,
-    batch_size: Annotated[int, typer.Option(help="Graphs per batch, for lists of graphs.")] = 32,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Graphs in a batch (32), or seeds where neighbours are sampled (1024).")
+    ] = None,
+    minibatch: Annotated[
+        bool, typer.Option("--minibatch", help="Train on sampled batches, 10 neighbours per layer.")
+    ] = False,
+    fanouts: Annotated[
+        str | None, typer.Option(help="Train on sampled batches: neighbours per layer, as 15,10,5.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; by default what torch chooses.")] = None,
     scale: Annotated[float | None, typer.Option(help="Size of a generated set, 1 being the full one.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split: a number; random or few at node level.")] = None,
@@ -68,7 +80,8 @@ def compare(
             lr=lr,
             weight_decay=weight_decay,
             batch_size=batch_size,
-            recipes=names(recipes),
+            fanouts=numbers("--fanouts", fanouts) or ([10] * layers if minibatch else None),
+            recipes=None if recipes is None else names(recipes),
             baselines=names(baselines),
             threads=threads,
             scale=scale,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +13,9 @@ import typer
 
 from ..aggregate import TopRows
 from ..aggregate.health import Sampling, sampling
+from ..codecs.named import codec_of
 from ..datasets import GraphList
-from ..recipe import recipe_of
+from ..recipe import Recipe, recipe_of
 from ..training import train as run_training
 from ..training.data import graph_split, load
 from ..training.history import TrainResult
@@ -48,7 +50,18 @@ def train(
         int | None, typer.Option(help="Stop after so many epochs without a better validation score.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="A recipe's name; none (or pyg) trains plain PyG.")] = "float32",
-    batch_size: Annotated[int, typer.Option(help="Graphs per batch, for lists of graphs.")] = 32,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Graphs in a batch (32), or seeds where neighbours are sampled (1024).")
+    ] = None,
+    fanouts: Annotated[
+        str | None, typer.Option(help="Train on sampled batches: neighbours per layer, as 10,10,10; -1 takes all.")
+    ] = None,
+    eval_fanouts: Annotated[
+        str | None, typer.Option(help="Sample neighbours for the scores, too; by default all of them are taken.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Keep features in few bits: scalar:1, scalar:4:log, product:16x2048, ...")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Which split: a number; random or few at node level.")] = None,
     scale: Annotated[float | None, typer.Option(help="Size of a generated set, 1 being the full one.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; by default what torch chooses.")] = None,
@@ -62,6 +75,8 @@ def train(
     settings = {"dataset": dataset, "split": split, "scale": scale, "model": model} | shape
     with told_plainly(f"Add --resume --out {out} to continue." if out else ""):
         chosen = None if recipe in PLAIN else recipe_of(recipe)
+        if features is not None:
+            chosen = _with_codec(chosen, features)
         _set_threads(threads)
         data = load(dataset, split, scale)
         seed_all(seed)
@@ -76,6 +91,8 @@ def train(
             patience=patience,
             seed=seed,
             batch_size=batch_size,
+            fanouts=numbers("--fanouts", fanouts),
+            eval_fanouts=numbers("--eval-fanouts", eval_fanouts),
             split=graph_split(split) if isinstance(data, GraphList) else 0,
             out=out,
             resume=resume,
@@ -89,6 +106,22 @@ def train(
         print(json.dumps(facts | ({} if selected is None else {"sampling": json.loads(selected.to_json())})))
     else:
         show(result, dataset, out, selected)
+
+
+def numbers(option: str, listed: str | None) -> list[int] | None:
+    """The numbers in "10,10"."""
+    if listed is None:
+        return None
+    try:
+        return [int(number) for number in listed.split(",")]
+    except ValueError:
+        raise ValueError(f"`{option}` must be whole numbers separated by commas, as 10,10 (got {listed!r})") from None
+
+
+def _with_codec(recipe: Recipe | None, features: str) -> Recipe:
+    if recipe is None:
+        raise ValueError(f"`--features` needs a recipe (got {features!r} with --recipe none); take --recipe float32")
+    return dataclasses.replace(recipe, features=codec_of(features))
 
 
 def _set_threads(threads: int | None) -> None:

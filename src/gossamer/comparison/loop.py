@@ -22,7 +22,7 @@ from ..measurement.fresh_process import FreshProcessError
 from ..recipe import Recipe
 from . import document, folder
 from .progress import Bars
-from .settings import RECIPES, Settings, examine, seeds_of
+from .settings import RECIPES, SAMPLED_RECIPES, Settings, examine, seeds_of
 from .variants import Variant, variants_of, why_not
 from .worker import Job, run
 
@@ -40,8 +40,9 @@ def compare(
     seeds: int | Sequence[int] = 3,
     lr: float = 0.01,
     weight_decay: float = 0.0,
-    batch_size: int = 32,
-    recipes: Sequence[Recipe | str] = RECIPES,
+    batch_size: int | None = None,
+    fanouts: Sequence[int] | None = None,
+    recipes: Sequence[Recipe | str] | None = None,
     baselines: Sequence[str] = ("edge-index", "csr"),
     threads: int | None = None,
     scale: float | None = None,
@@ -54,6 +55,8 @@ def compare(
 
     seeds           how many, counted from 0, or the seeds themselves
     baselines       "edge-index" and "csr": plain PyG, each at its best settings
+    fanouts         train on sampled batches of `batch_size` seeds, with so many neighbours per layer; plain PyG gets
+                    them from our loader, as `edge_index` that it trims layer by layer
     threads         of every run; by default what torch uses here
     scale, split    for the dataset, as in `gs.datasets.load`
     out             the folder for comparison.json and comparison.html; None writes nothing
@@ -61,12 +64,14 @@ def compare(
     """
     threads = torch.get_num_threads() if threads is None else threads
     settings = Settings(
-        dataset, model, layers, width, dropout, norm, heads, epochs, lr, weight_decay, batch_size, seeds_of(seeds),
-        threads, scale, split,
+        dataset, model, layers, width, dropout, norm, heads, epochs, lr, weight_decay,
+        batch_size if batch_size is not None else 32 if fanouts is None else 1024, seeds_of(seeds),
+        threads, scale, split, None if fanouts is None else tuple(fanouts),
     )  # fmt: skip
-    variants = variants_of(recipes, baselines)
+    chosen = recipes if recipes is not None else RECIPES if fanouts is None else SAMPLED_RECIPES
+    variants = variants_of(chosen, baselines)
     facts = examine(settings)
-    left_out = {v.name: reason for v in variants if (reason := why_not(v, model, facts["task"]))}
+    left_out = {v.name: reason for v in variants if (reason := why_not(v, settings, facts["task"]))}
     variants = [variant for variant in variants if variant.name not in left_out]
     found = document.new(settings, facts, variants, left_out)
     if out is None and resume:

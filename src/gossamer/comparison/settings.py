@@ -10,11 +10,14 @@ from ..datasets import GraphList
 from ..training import models, tasks
 from ..training.checks import check_adam, check_counts
 from ..training.data import graph_split, load
+from ..training.examples import Sampling
 
 MODEL_FIELDS = ("layers", "width", "dropout", "norm", "heads")
 RECIPES = ("float32", "tango", "exact-int2", "feather")
 """Default: the recipes that are compared with PyG."""
-RUN_FIELDS = ("epochs", "lr", "weight_decay", "batch_size", "seeds", "threads", "scale", "split")
+SAMPLED_RECIPES = ("float32", "tango", "bifeat-1bit", "bifeat-vq")
+"""Default where neighbours are sampled."""
+RUN_FIELDS = ("epochs", "lr", "weight_decay", "batch_size", "fanouts", "seeds", "threads", "scale", "split")
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,16 @@ class Settings:
     threads: int
     scale: float | None = None
     split: int | str | None = None
+    fanouts: tuple[int, ...] | None = None
+    """Neighbours per layer of sampled batches; None: the whole graph."""
 
     def __post_init__(self) -> None:
         check_counts(epochs=self.epochs, batch_size=self.batch_size, threads=self.threads)
         check_adam(self.lr, self.weight_decay)
+
+    @property
+    def sampling(self) -> Sampling | None:
+        return None if self.fanouts is None else Sampling(self.batch_size, self.fanouts)
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -51,7 +60,11 @@ class Settings:
         plain = asdict(self)
         model = {"name": self.model} | {name: plain[name] for name in MODEL_FIELDS}
         model["heads"] = self.heads if self.model == "gat" else None
-        return {"model": model, "settings": {name: plain[name] for name in RUN_FIELDS} | {"seeds": list(self.seeds)}}
+        return {"model": model, "settings": {name: _listed(plain[name]) for name in RUN_FIELDS}}
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def seeds_of(seeds: int | Sequence[int]) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """The variants of a comparison: plain PyG in its usual forms, each at its best settings, and our recipes.
 
 pyg-edge-index   gather and scatter over `edge_index`; GCN normalises once (cached=True)
+                 in sampled batches PyG's ready models trim it layer by layer
 pyg-csr          a torch.sparse CSR adjacency, which PyG multiplies without messages; GCN's is normalised beforehand
 <recipe>         the same model after `gs.lighten_(model, recipe)`
 """
@@ -10,12 +11,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..recipe import Recipe, recipe_of, recipes
+
+if TYPE_CHECKING:
+    from .settings import Settings
 
 EDGE_INDEX, CSR = "pyg-edge-index", "pyg-csr"
 BASELINES = {"edge-index": (EDGE_INDEX, "PyG edge_index"), "csr": (CSR, "PyG CSR")}
@@ -42,13 +46,15 @@ def variants_of(recipe_list: Sequence[Recipe | str], baseline_list: Sequence[str
     return list(dict.fromkeys(found))
 
 
-def why_not(variant: Variant, model: str, task: str) -> str | None:
+def why_not(variant: Variant, settings: Settings, task: str) -> str | None:
     """Why a variant makes no sense for this model and task; None if it does."""
     if variant.name != CSR:
         return None
     if task.startswith("graph"):
         return "PyG joins small graphs to batches by their edge_index, so there is no CSR adjacency to prepare"
-    if model == "gat":
+    if settings.fanouts is not None:
+        return "PyG samples neighbours as edge_index, so there is no CSR adjacency to prepare"
+    if settings.model == "gat":
         return "PyG's GATConv turns a CSR adjacency back into edges at every call: as slow and as large as edge_index"
     return None
 

@@ -26,6 +26,7 @@ from ..measurement import fresh_process
 from ..training import models, train
 from ..training.data import graph_split, is_graph_level, is_multilabel, load
 from ..training.examples import examples_of
+from ..training.features import with_features
 from ..training.history import Epoch, TrainResult
 from ..training.random_state import seed_all
 from .settings import Settings
@@ -66,7 +67,7 @@ def train_variant(
     settings = job.settings
     seed_all(job.seed)
     model = models.build(settings.model, data, **settings.model_options)
-    prepare(job.variant, model, one_graph=not isinstance(data, GraphList))
+    prepare(job.variant, model, one_graph=not isinstance(data, GraphList) and settings.fanouts is None)
     result = train(
         model,
         data,
@@ -76,6 +77,7 @@ def train_variant(
         weight_decay=settings.weight_decay,
         seed=job.seed,
         batch_size=settings.batch_size,
+        fanouts=settings.fanouts,
         split=graph_split(settings.split) if isinstance(data, GraphList) else 0,
         adjacency=adjacency,
         progress=False,
@@ -96,9 +98,12 @@ def steady_seconds(seconds: list[float]) -> float:
 def kept_bytes(job: Job, model: nn.Module, data: Any, adjacency: Any) -> int:
     """Bytes saved for backward in the forward pass of one training batch."""
     split = graph_split(job.settings.split) if isinstance(data, GraphList) else 0
-    examples = examples_of(data, job.settings.batch_size, split, adjacency)
+    recipe, settings = job.variant.recipe, job.settings
+    if recipe is not None and recipe.features is not None:
+        data = with_features(data, recipe.features, settings.fanouts is not None, progress=False)
+    examples = examples_of(data, settings.batch_size, split, adjacency, settings.sampling)
     seed_all(job.seed)  # the same batch for all variants
-    batch = next(iter(examples.batches()))
+    batch = next(iter(examples.batches(model)))
     model.train()
     return measurement.kept_bytes(
         lambda: examples.task.loss(batch.predict(model, examples.task), batch.y), exclude=[model, batch, data]
@@ -108,6 +113,7 @@ def kept_bytes(job: Job, model: nn.Module, data: Any, adjacency: Any) -> int:
 def rehearse(job: Job) -> None:
     """Train a tiny model first, so that what PyTorch and PyG load at first use is not counted for the model."""
     small = replace(job.settings, width=4 * job.settings.heads, layers=2, epochs=1, split=None)
+    small = replace(small, fanouts=None if small.fanouts is None else (2, 2))
     toy = toy_graphs() if is_graph_level(small.dataset) else toy_nodes(multilabel=is_multilabel(small.dataset))
     adjacency = adjacency_of(job.variant, small.model, toy)
     model, _ = train_variant(replace(job, settings=small), toy, adjacency)

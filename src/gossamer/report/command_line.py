@@ -19,5 +19,9 @@ def command_line(
     options |= settings
     options["recipes"] = ",".join(recipes)
     options["baselines"] = ",".join(name.removeprefix("pyg-") for name in baselines)
-    told = {f"--{key.replace('_', '-')}": str(value) for key, value in options.items() if value is not None}
+    told = {f"--{key.replace('_', '-')}": _said(value) for key, value in options.items() if value is not None}
     return shlex.join(["gossamer", "compare", dataset, *(word for option in told.items() for word in option)])
+
+
+def _said(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

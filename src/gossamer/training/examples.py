@@ -1,12 +1,13 @@
 """What one epoch trains on and how a model is scored: one graph with masks, or many graphs in batches.
 
 * `Nodes`: one batch, the whole graph; labelled training nodes make the loss; one pass scores validation and test.
+* `SampledNodes` (sampled.py): batches of training nodes with sampled neighbours.
 * `Graphs`: shuffled batches of whole graphs; the order is drawn from torch's generator, so a resumed run repeats it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
@@ -21,25 +22,33 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """One call of the model: `model(*inputs)[rows]` is compared with `y`. `rows` None means all rows."""
+    """One call of the model: `model(*inputs, **named)[rows]` is compared with `y`. `rows` None means all rows.
+
+    `num_rows` is how many rows the model gives; None: at least as many as `y` has.
+    """
 
     inputs: tuple[Any, ...]
     y: Tensor
-    rows: Tensor | None
-    num_rows: int
+    rows: Tensor | slice | None
+    num_rows: int | None
+    named: Mapping[str, Any] = {}
 
     def predict(self, model: nn.Module, task: Task) -> Tensor:
-        out = model(*self.inputs)
-        _check_output(out, self.num_rows, task)
+        out = model(*self.inputs, **self.named)
+        if self.num_rows is None and isinstance(out, Tensor) and out.dim() and len(out) >= len(self.y):
+            out = out[self.rows]
+            _check_output(out, len(self.y), task)
+            return out
+        _check_output(out, len(self.y) if self.num_rows is None else self.num_rows, task)
         return out if self.rows is None else out[self.rows]
 
 
 class Examples(Protocol):
-    """The training batches of one epoch, and the two scores of a model in evaluation mode."""
+    """The training batches of one epoch, in the form that a model takes, and its two scores in evaluation mode."""
 
     task: Task
 
-    def batches(self) -> Iterator[Batch]: ...
+    def batches(self, model: nn.Module) -> Iterator[Batch]: ...
 
     def scores(self, model: nn.Module) -> tuple[float, float]: ...
 
@@ -62,7 +71,7 @@ class Nodes:
         self.inputs = (data.x, data.edge_index if adjacency is None else adjacency)
         self.y = labels_of(data, self.task)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self, model: nn.Module) -> Iterator[Batch]:
         yield Batch(self.inputs, self.y[self.train_ids], self.train_ids, len(self.y))
 
     def scores(self, model: nn.Module) -> tuple[float, float]:
@@ -94,7 +103,7 @@ class Graphs:
             check_part(part, self.y[ids], self.task)
         self.val, self.test = ([self._collate(ids) for ids in part.split(batch_size)] for part in held_out)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self, model: nn.Module) -> Iterator[Batch]:
         shuffled = self.train_ids[torch.randperm(len(self.train_ids))]
         yield from (self._collate(ids) for ids in shuffled.split(self.batch_size))
 
@@ -120,14 +129,30 @@ class Graphs:
         return Batch((joined.x, joined.edge_index, joined.batch), self.y[ids], None, len(ids))
 
 
-def examples_of(data: Data | Sequence[Data], batch_size: int, split: int, adjacency: Any) -> Examples:
-    """The examples in a node-level `Data` or in a list of graphs."""
+class Sampling(NamedTuple):
+    """How neighbours are sampled in training, and for the scores (None: all neighbours)."""
+
+    batch_size: int
+    fanouts: tuple[int, ...]
+    eval_fanouts: tuple[int, ...] | None = None
+
+
+def examples_of(
+    data: Data | Sequence[Data], batch_size: int, split: int, adjacency: Any, sampling: Sampling | None = None
+) -> Examples:
+    """The examples in a node-level `Data`, whole or sampled, or in a list of graphs."""
     if not isinstance(data, Sequence):
         if not hasattr(data, "edge_index") and not hasattr(data, "x"):
             raise TypeError(f"`data` must be a PyG Data or a list of them (got {type(data).__name__})")
-        return Nodes(data, adjacency)
+        if sampling is None:
+            return Nodes(data, adjacency)
+        from .sampled import SampledNodes
+
+        return SampledNodes(data, adjacency, sampling)
     if adjacency is not None:
         raise ValueError("`adjacency` must be left out for a list of graphs, which are batched by their edge_index")
+    if sampling is not None:
+        raise ValueError("`fanouts` must be left out for a list of graphs, which are batched whole (got fan-outs)")
     return Graphs(data, batch_size, split)
 
 

@@ -1,4 +1,5 @@
-"""Training on one graph, or on many: a plain loop with early stopping, checkpoints and exact resumption.
+"""Training on one graph, whole or in sampled batches, or on many: a plain loop with early stopping, checkpoints and
+exact resumption.
 
     result = gs.train(model, data, epochs=200, patience=50, out="runs/1")
     print(result)                      test score at best validation, seconds per epoch
@@ -31,7 +32,8 @@ from ..state import model_state_of
 from .checkpoint import copy_of
 from .checks import check_adam, check_counts
 from .divergence import check_finite, check_gradients
-from .examples import Examples, examples_of
+from .examples import Examples, Sampling, examples_of
+from .features import with_features
 from .history import Epoch, TrainResult
 from .progress import EpochBar
 from .random_state import seed_all
@@ -51,7 +53,9 @@ def train(
     weight_decay: float = 0.0,
     patience: int | None = None,
     seed: int = 0,
-    batch_size: int = 32,
+    batch_size: int | None = None,
+    fanouts: Sequence[int] | None = None,
+    eval_fanouts: Sequence[int] | None = None,
     split: int = 0,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -64,8 +68,14 @@ def train(
     """Train `model` with Adam; it ends with the weights of the epoch that validated best, the first among equals.
 
     data            a PyG `Data` with masks, for `model(x, edge_index)`; or a list of graphs, for
-                    `model(x, edge_index, batch)`, of which `split` names the split and `batch_size` the batches
-    recipe          lighten the model first, by this recipe; None trains it as it is
+                    `model(x, edge_index, batch)`, of which `split` names the split and `batch_size` the batches.
+                    With `fanouts`, data.x may also be a gs.FeatureStore or a memory map
+    recipe          lighten the model first, by this recipe; None trains it as it is. Its `features` say in which
+                    codes node features are kept, from the beginning on
+    batch_size      graphs in a batch (32), or training nodes where neighbours are sampled (1024)
+    fanouts         train on sampled batches: so many neighbours of the seeds, of those, and so on, one number for
+                    each layer; -1 takes all. None trains on the whole graph
+    eval_fanouts    sample neighbours for the scores, too; None takes all of them, layer by layer
     patience        stop after so many epochs without a better validation score; None never does
     out             the folder of the run, with checkpoints, result.json and TensorBoard scalars; None writes nothing
     resume          continue the run in `out`
@@ -73,9 +83,13 @@ def train(
     settings        more facts for run.json; on resumption they must be what they were
     on_epoch        called after every epoch with its number, loss, scores and seconds
     """
+    batch_size = batch_size if batch_size is not None else 32 if fanouts is None else 1024
     _check_arguments(model, epochs, lr, weight_decay, patience, batch_size, checkpoint_seconds)
     recipe = None if recipe is None else recipe_of(recipe)
-    examples = examples_of(data, batch_size, split, adjacency)
+    if recipe is not None and recipe.features is not None:
+        data = with_features(data, recipe.features, fanouts is not None, progress)
+    sampling = _sampling(batch_size, fanouts, eval_fanouts)
+    examples = examples_of(data, batch_size, split, adjacency, sampling)
     seed_all(seed)
     _fill_lazy(model, examples)
     if recipe is not None:
@@ -119,7 +133,7 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, examples: Ex
     """One pass over the training examples; the mean loss per example. Raises before NaN or infinity reach a weight."""
     model.train()
     total, count, state = 0.0, 0, model_state_of(model)
-    for batch in examples.batches():
+    for batch in examples.batches(model):
         optimizer.zero_grad()
         loss = examples.task.loss(batch.predict(model, examples.task), batch.y)
         check_finite("loss", value := loss.item(), when)
@@ -139,12 +153,20 @@ def evaluate(model: nn.Module, examples: Examples) -> tuple[float, float]:
     return examples.scores(model)
 
 
+def _sampling(batch_size: int, fanouts: Sequence[int] | None, eval_fanouts: Sequence[int] | None) -> Sampling | None:
+    if fanouts is not None:
+        return Sampling(batch_size, tuple(fanouts), None if eval_fanouts is None else tuple(eval_fanouts))
+    if eval_fanouts is not None:
+        raise ValueError(f"`eval_fanouts` needs `fanouts`, those of training (got {eval_fanouts!r} alone)")
+    return None
+
+
 def _fill_lazy(model: nn.Module, examples: Examples) -> None:
     """Initialise lazy layers, whose size depends on their first input."""
     if any(is_lazy(parameter) for parameter in model.parameters()):
         model.eval()
         with torch.no_grad():
-            model(*next(examples.batches()).inputs)
+            model(*next(examples.batches(model)).inputs)
 
 
 def _num_parameters(model: nn.Module) -> int:
