@@ -43,7 +43,7 @@ ONLY: dict[str, set[str]] = {
     "report": {"atomic"},
     "engine": {"aggregate", "codecs", "graph", "ops", "memory", "state", "native"},
     "aggregate": {"graph", "ops", "memory", "state"},
-    "codecs": {"ops"},
+    "codecs": {"ops", "memory"},
     "graph": {"ops", "memory", "state", "atomic"},
     "backends": {"ops", "memory", "native"},
     "ops": {"state", "native"},
