@@ -153,7 +153,7 @@ def test_bad_books(error, said, args):
 
 def test_bad_results_to_write_into():
     out = torch.zeros(1, 8)
-    with pytest.raises(IndexError, match="`ids` must hold ids from 0 to 3, or -1 for rows to leave out.*got -2"):
+    with pytest.raises(IndexError, match=r"`ids` must hold ids from 0 to 3, or -1 for rows to leave out.*got -2"):
         gather_scalar_into(out, CODES, TABLE, -2 * ONE, 8, 2)
     with pytest.raises(ValueError, match=r"`out` must have the shape \[1, 8\]"):
         gather_scalar_into(out[:, :7], CODES, TABLE, ONE, 8, 2)
