@@ -47,7 +47,7 @@ ONLY: dict[str, set[str]] = {
     "features": {"codecs", "graph", "ops", "memory", "state", "atomic"},
     "aggregate": {"graph", "ops", "memory", "state"},
     "sampling": {"codecs", "graph", "ops", "memory", "state", "quiet_pyg"},
-    "codecs": {"ops"},
+    "codecs": {"ops", "memory"},
     "graph": {"ops", "memory", "state", "atomic"},
     "backends": {"ops", "memory", "native"},
     "ops": {"state", "native"},

@@ -10,7 +10,7 @@ from .sampling import NeighborLoader, LinkNeighborLoader, NeighborSampler
 
 # A recipe: which codec or arithmetic sits where
 from . import codecs
-from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8
+from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8, Scalar, Product, TwoLevel
 from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact, NonzeroRows, TopRows
 
 # Features in few bits
@@ -56,6 +56,9 @@ __all__ = [  # noqa: RUF022 (the order above)
     "Uniform",
     "Projected",
     "RowInt8",
+    "Scalar",
+    "Product",
+    "TwoLevel",
     "Recipe",
     "recipes",
     "UnknownRecipe",

@@ -23,13 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .aggregate.policy import Exact, NonzeroRows, TopRows
-from .codecs import Blockwise, Codec, Projected, RowInt8, Uniform
-from .codecs.product import Product
-from .codecs.scalar import Scalar
+from .codecs import Blockwise, Codec, Product, Projected, RowInt8, Scalar, TwoLevel, Uniform
 from .engine.settings import Float32, Int8, Keep, Published
 
 PLACES: dict[str, dict[str, type]] = {
-    "features": {kind.__name__: kind for kind in (Scalar, Product)},
+    "features": {kind.__name__: kind for kind in (Scalar, Product, TwoLevel)},
     "compute": {"Float32": Float32, "Int8": Int8},
     "activations": {kind.__name__: kind for kind in (Keep, Blockwise, Uniform, Projected, RowInt8, Published)},
     "backward": {kind.__name__: kind for kind in (NonzeroRows, Exact, TopRows)},
