@@ -9,7 +9,7 @@ from .graph import Blocks, Graph
 
 # A recipe: which codec or arithmetic sits where
 from . import codecs
-from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8
+from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8, Scalar, Product
 from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact, NonzeroRows, TopRows
 
 # Features in few bits
@@ -52,6 +52,8 @@ __all__ = [  # noqa: RUF022 (the order above)
     "Uniform",
     "Projected",
     "RowInt8",
+    "Scalar",
+    "Product",
     "Recipe",
     "recipes",
     "UnknownRecipe",

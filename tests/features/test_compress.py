@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import gossamer as gs
+from gossamer.codecs import product as product_module
+from gossamer.codecs import rows as rows_module
+from gossamer.codecs import scalar as scalar_module
 from gossamer.features import progress as progress_module
 from gossamer.features.source import source_of
 
@@ -42,6 +45,30 @@ def test_one_row_and_one_column(codec):
     for shape in ((1, 9), (9, 1), (1, 1)):
         x = torch.ones(shape)
         assert torch.equal(gs.compress(x, codec).decode(), x)
+
+
+@pytest.mark.parametrize("setting", [gs.Scalar(1), gs.Scalar(4, per="column"), gs.Product(8, 32)], ids=repr)
+def test_the_store_holds_what_the_codec_encodes_by_itself(setting, monkeypatch, path):
+    """With a sample of some rows, and tables that are means over all of them."""
+    monkeypatch.setattr(rows_module, "SAMPLE_ROWS", 500)
+    for module in (scalar_module, product_module):
+        monkeypatch.setattr(module, "SAMPLE_ROWS", 500)
+    monkeypatch.setattr(product_module, "ROWS_PER_CODE", 1)
+    x = torch.randn(3000, 21, generator=torch.Generator().manual_seed(1))
+    codes = setting.encode(x)
+    for store in (gs.compress(x, setting, block=700), gs.compress(x.numpy(), setting, path, block=64)):
+        for ours, expected in zip(store._tensors, codes.tensors, strict=True):
+            assert torch.equal(ours, expected)
+        assert store.codec == setting and torch.equal(store.decode(), setting.decode(codes))
+
+
+def test_refined_levels_are_means_over_all_rows(path):
+    x = torch.cat([torch.zeros(10, 3), torch.arange(1.0, 91).unsqueeze(1).expand(90, 3)])
+    for out in (None, path):
+        store = gs.compress(x, gs.Scalar(1, zeros="fold"), out, sample=torch.tensor([0, 1, 10]), block=7)
+        assert torch.equal(store[[0, 50]], torch.tensor([[0.0], [45.5]]).expand(2, 3))
+        rough = gs.compress(x, gs.Scalar(1, zeros="fold", refine=False), out, sample=torch.tensor([0, 1, 10]), block=7)
+        assert torch.equal(rough[[0, 50]], torch.tensor([[0.0], [1.0]]).expand(2, 3))
 
 
 class Reads:
@@ -175,4 +202,9 @@ def test_the_default_sample():
     read = source.rows
     source.rows = lambda ids: seen.append(len(ids)) or read(ids)
     gs.compress(source, gs.Uniform(bits=1))
-    assert seen == [100_000]
+    gs.compress(source, gs.Scalar(bits=1))
+    assert seen == [100_000, 100_000]
+    wide = source_of(np.zeros((70_000, 1), np.int8))
+    wide.rows = lambda ids: seen.append(len(ids)) or read(ids[:9])
+    gs.compress(wide, gs.Product(1, 2048))
+    assert seen[2] == 70_000 and gs.Product(1, 2048).sample_rows == 64 * 2048

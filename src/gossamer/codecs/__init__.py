@@ -6,8 +6,10 @@ tests/codecs finds it and tests it.
 
 from .blockwise import Blockwise
 from .codec import Codec, Codes
+from .product import Product
 from .projected import Projected
 from .row_int8 import RowInt8
+from .scalar import Scalar
 from .uniform import Uniform
 
-__all__ = ["Blockwise", "Codec", "Codes", "Projected", "RowInt8", "Uniform"]
+__all__ = ["Blockwise", "Codec", "Codes", "Product", "Projected", "RowInt8", "Scalar", "Uniform"]
