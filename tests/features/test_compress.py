@@ -71,6 +71,34 @@ def test_refined_levels_are_means_over_all_rows(path):
         assert torch.equal(rough[[0, 50]], torch.tensor([[0.0], [1.0]]).expand(2, 3))
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "num_features", "codec", "ratio"),
+    [
+        (121_751_666, 768, gs.Product(16, 2048), 46.5),
+        (111_059_956, 128, gs.Product(16, 2048), 46.5),
+        (10**9, 128, gs.Product(16, 256), 64),
+        (232_965, 602, gs.Product(51, 1024), 119),
+        (232_965, 602, gs.Product(37, 256), 131),
+        (232_965, 602, gs.Product(100, 16384), 25),
+        (10**9, 128, gs.Scalar(1, per="tensor"), 32),
+        (10**9, 128, gs.Scalar(8, per="tensor"), 4),
+    ],
+)
+def test_ratios_count_what_is_stored(num_nodes, num_features, codec, ratio):
+    """Ids in whole bytes per row, and the codebooks: less than the 32 width / log2 length that is often quoted."""
+    found = 4 * num_nodes * num_features / codec.nbytes((num_nodes, num_features))
+    assert found == pytest.approx(ratio, abs=0.1 if ratio % 1 else 0.5)  # as many digits as the table has
+
+
+def test_the_ratio_of_a_store_is_that_of_its_bytes(path):
+    num_nodes, num_features, width, length, beta = 300, 37, 8, 32, 5
+    x = torch.randn(num_nodes, num_features)
+    store = gs.compress(x, gs.Product(width, length), path)
+    parts = -(-num_features // width)
+    stored = num_nodes * -(-parts * beta // 8) + 2 * num_features * length + 4 * parts
+    assert store.nbytes == stored and store.ratio == 4 * num_nodes * num_features / stored
+
+
 class Reads:
     """Chunks that are allocated when they are read."""
 

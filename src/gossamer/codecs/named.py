@@ -1,14 +1,18 @@
-"""Codecs by name, as the command line takes them: `uniform:4`."""
+"""Feature codecs by a short text, for command lines: `scalar:4`, `product:16x2048`."""
 
 from __future__ import annotations
 
 from .codec import Codec
-from .uniform import Uniform
+from .product import Product
+from .scalar import Scalar
 
 
-def codec_of(name: str) -> Codec:
-    """The codec of a name such as "uniform:4"."""
-    kind, _, rest = name.partition(":")
-    if kind != "uniform" or not rest.isdigit():
-        raise ValueError(f"there is no codec {name!r}. Codecs: uniform:BITS.")
-    return Uniform(int(rest))
+def codec_of(text: str) -> Codec:
+    """The codec that a text names."""
+    kind, _, rest = text.partition(":")
+    width, _, length = rest.partition("x")
+    if kind == "scalar" and rest.isdigit():
+        return Scalar(int(rest))
+    if kind == "product" and width.isdigit() and length.isdigit():
+        return Product(int(width), int(length))
+    raise ValueError(f"`codec` must be 'scalar:BITS' or 'product:WIDTHxLENGTH' (got {text!r})")
