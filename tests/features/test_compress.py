@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
 
 import numpy as np
@@ -223,6 +224,15 @@ def test_a_bar_appears_only_after_a_moment(x, capfd, monkeypatch):
     gs.compress(x, gs.Uniform(bits=4), block=10)
     out, err = capfd.readouterr()
     assert out == "" and "137 of 137 rows" in err and "100%" in err
+
+
+def test_the_bar_appears_while_a_codec_is_fitted(capfd, monkeypatch):
+    monkeypatch.setattr(progress_module, "MOMENT_SECONDS", 0.01)
+    with pytest.raises(TypeError, match="stopped"), progress_module.Bar(10, True) as bar:
+        bar.say("fitting")
+        time.sleep(0.3)
+        raise TypeError("stopped")
+    assert "fitting" in capfd.readouterr().err
 
 
 def test_the_default_sample():
