@@ -68,7 +68,7 @@ static void encode_scalar_rows(const float* x, const ScalarRows& to, uint8_t* co
             const f32x16 v = load_part(row + c + k, lanes);
             magnitude = maximum(magnitude, bits_of<i32x16>(v) & 0x7fffffff);
             const i32x16 q = search(v, c + k, lanes);
-            if (Bits == 1) masks[k / kLanes] = uint16_t(lane_bits(q) & ((1u << lanes) - 1));
+            if (Bits == 1) masks[k / kLanes] = uint16_t(lane_bits(splat(0) - q) & ((1u << lanes) - 1));
             else
               narrow_bytes(wide + k,
                            lanes < kLanes ? q & (bits_of<i32x16>(lane_numbers()) < splat(int32_t(lanes))) : q);

@@ -45,7 +45,7 @@ ONLY: dict[str, set[str]] = {
     "engine": {"aggregate", "codecs", "graph", "ops", "memory", "state", "native"},
     "features": {"codecs", "graph", "ops", "memory", "state", "atomic"},
     "aggregate": {"graph", "ops", "memory", "state"},
-    "codecs": {"ops"},
+    "codecs": {"ops", "memory"},
     "graph": {"ops", "memory", "state", "atomic"},
     "backends": {"ops", "memory", "native"},
     "ops": {"state", "native"},

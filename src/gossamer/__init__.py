@@ -9,7 +9,7 @@ from .graph import Blocks, Graph
 
 # A recipe: which codec or arithmetic sits where
 from . import codecs
-from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8, Scalar, Product
+from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8, Scalar, Product, TwoLevel
 from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact, NonzeroRows, TopRows
 
 # Features in few bits
@@ -54,6 +54,7 @@ __all__ = [  # noqa: RUF022 (the order above)
     "RowInt8",
     "Scalar",
     "Product",
+    "TwoLevel",
     "Recipe",
     "recipes",
     "UnknownRecipe",

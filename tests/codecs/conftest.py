@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gossamer.codecs import Blockwise, Codec, Projected, RowInt8, Uniform
+from gossamer.codecs import Blockwise, Codec, Product, Projected, RowInt8, Scalar, TwoLevel, Uniform
 from gossamer.ops import OPS
 
 BITS = (1, 2, 4, 8)
@@ -25,6 +25,7 @@ SETTINGS: dict[str, list[Codec]] = {
         *(Blockwise(bits, block=60, bins="optimal") for bits in BITS),
         Blockwise(bits=2, block=256, meta="float32", bins="optimal"),
     ],
+    "Product": [Product(), Product(4, 16), Product(5, 7, "cosine"), Product(3, 2, seed=1)],
     "Projected": [
         Projected(),
         Projected(ratio=2.5, then=Blockwise(bits=4, block=50, bins="optimal")),
@@ -32,6 +33,14 @@ SETTINGS: dict[str, list[Codec]] = {
         Projected(ratio=2, then=Uniform(bits=2, meta="bfloat16")),
     ],
     "RowInt8": [RowInt8()],
+    "Scalar": [
+        *map(Scalar, BITS),
+        *(Scalar(bits, "log", zeros="fold") for bits in BITS[1:]),
+        *(Scalar(bits, per="column", zeros="keep") for bits in BITS),
+        *(Scalar(bits, "log", "column", "keep", refine=False) for bits in BITS[1:]),
+        Scalar(4, per="tensor", zeros="fold", refine=False),
+    ],
+    "TwoLevel": [TwoLevel(), TwoLevel(Product(4, 16), Scalar(1, per="tensor"), "hotness")],
     "Uniform": [*map(Uniform, BITS), *(Uniform(bits, meta="bfloat16") for bits in (2, 8))],
 }
 
@@ -50,12 +59,24 @@ def row_codec(request: pytest.FixtureRequest) -> Codec:
     return request.param
 
 
-ROUNDING = [codec for codec in ALL if not isinstance(codec, Projected)]
+FITTED = [codec for codec in ALL if isinstance(codec, (Scalar, Product, TwoLevel))]
+
+
+@pytest.fixture(params=FITTED, ids=repr)
+def fitted_codec(request: pytest.FixtureRequest) -> Codec:
+    """A codec of features: fitted to its data, refined by chunks, and rounding to nearest whatever the seed."""
+    return request.param
+
+
+ROUNDING = [codec for codec in ALL if not isinstance(codec, Projected) and codec not in FITTED]
 
 
 @pytest.fixture(params=ROUNDING, ids=repr)
 def rounding_codec(request: pytest.FixtureRequest) -> Codec:
-    """A codec that rounds each number to one of its two neighbours; projection mixes numbers, without any bound."""
+    """A codec that rounds each number to one of its two neighbours, at random if it is given a seed.
+
+    Projection mixes numbers, without any bound.
+    """
     return request.param
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gossamer.codecs
-from gossamer.codecs import Blockwise, Codec, Codes, Uniform
+from gossamer.codecs import Blockwise, Codec, Codes, NotFinite, RowCodec, Scalar, Uniform, sample_ids
 
 SHAPES = [(), (1,), (7,), (8,), (255,), (256,), (257,), (3, 5), (16, 16), (2, 3, 7), (33, 1), (1, 130), (70, 33)]
 EMPTY = [(0,), (0, 5), (5, 0), (2, 0, 3)]
@@ -43,14 +43,16 @@ def test_is_a_frozen_printable_setting(codec, settings):
 @pytest.mark.parametrize("seed", [None, 5])
 def test_shape_comes_back_and_bytes_are_counted(codec, seed, sample):
     for shape in SHAPES + EMPTY:
-        codes = codec.encode(sample(*shape), seed)
+        x = sample(*shape)
+        fitted = codec.fit(x) if x.numel() else codec  # bytes of tables may depend on data
+        codes = codec.encode(x, seed)
         assert isinstance(codes, Codes)
         assert (codes.shape, codes.dtype) == (shape, torch.float32)
         decoded = codec.decode(codes)
         assert decoded.shape == shape
         assert codec.error_bound(codes).broadcast_to(shape).shape == shape
         stored = sum(t.untyped_storage().nbytes() for t in codes.tensors)
-        assert codec.nbytes(shape) == codec.nbytes(torch.Size(shape)) == codes.nbytes == stored
+        assert fitted.nbytes(shape) == fitted.nbytes(torch.Size(shape)) == codes.nbytes == stored
         assert all(t.is_contiguous() for t in codes.tensors)  # can be saved as they are
 
 
@@ -131,6 +133,9 @@ def test_not_floating_point(codec, x):
 
 def test_seeds(codec, sample):
     x = sample(50, 40)
+    if isinstance(codec, RowCodec):  # rounds to nearest always
+        assert all(equal(codec.encode(x), codec.encode(x, seed)) for seed in (0, -1, 2**63 - 1))
+        return
     for seed in (0, -1, 7, 2**40, 2**63 - 1):
         assert equal(codec.encode(x, seed), codec.encode(x, seed))
     different = [codec.encode(x, seed) for seed in (None, 0, 1, -1, 2**32, 2**40)]
@@ -172,13 +177,91 @@ def test_single_rows(row_codec, dtype, sample):
         codes = row_codec.encode(sample(20, columns).to(dtype), 4)
         for ids in ([0], [19, 3, 3, 0], [], list(range(20))):
             ids = torch.tensor(ids, dtype=torch.int64)
-            assert torch.equal(row_codec.decode_rows(codes, ids), row_codec.decode(codes)[ids])
+            assert torch.equal(row_codec.decode_rows(codes, ids).to(dtype), row_codec.decode(codes)[ids])
     for bad in (20, -1):
         with pytest.raises(IndexError, match=rf"`ids` must hold ids from 0 to 19.*got {bad} at position 1"):
             row_codec.decode_rows(codes, torch.tensor([0, bad]))
 
 
-@pytest.mark.parametrize("kind", [Blockwise, Uniform])
+def test_which_codecs_are_fitted(codec, settings):
+    fits = codec in [*settings["Scalar"], *settings["Product"], *settings["TwoLevel"]]
+    assert isinstance(codec, RowCodec) == fits
+    assert (codec.fit(torch.ones(3, 2)) is codec) != fits
+
+
+def test_fitted_codecs_are_equal_settings(fitted_codec, sample):
+    fitted = fitted_codec.fit(sample(30, 6))
+    assert fitted == fitted_codec and hash(fitted) == hash(fitted_codec) and repr(fitted) == repr(fitted_codec)
+    assert fitted_codec.fit(torch.ones(1, 1)).sample_rows >= 100_000
+    with pytest.raises(ValueError, match="must be fitted first"):
+        fitted_codec.start_refining()
+    with pytest.raises(
+        ValueError, match=r"`x` must have 6 columns, as the rows that the codec was fitted to \(got 7\)"
+    ):
+        fitted.encode(sample(4, 7))
+    with pytest.raises(
+        ValueError, match=r"`x` must have at least one row and column to fit a codec to \(got \(0, 6\)\)"
+    ):
+        fitted_codec.fit(torch.ones(0, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_chunks_give_the_same_rows_and_tables(fitted_codec, dtype, sample):
+    """As codecs/rows.py says: for any cut into chunks, and as in memory."""
+    x = sample(67, 11).to(dtype)
+    x[3], x[:, 4] = 0, 0
+    of_all = fitted_codec.encode(x)
+    for cuts in ([67], [1, 66], [0, 16, 1, 50]):
+        codec = fitted_codec.fit(x[sample_ids(67, fitted_codec.sample_rows)])
+        refining, packed = codec.start_refining(), []
+        for chunk in x.split(cuts):
+            codes = codec.encode(chunk)
+            codec.accumulate(refining, chunk, codes)
+            packed.append(codes.tensors[0])
+        refined = codec.refined(refining) if getattr(codec, "refine", True) else codec
+        rows = torch.cat([rows for rows in packed if rows.numel()])
+        assert torch.equal(rows, of_all.tensors[0])
+        tables = of_all.tensors[-len(codec.tables()) :]
+        if hasattr(codec, "mild"):  # in memory a level without rows is not fitted
+            count = len(codec.mild.tables())
+            assert all(map(torch.equal, refined.mild.tables(), of_all.tensors[4 : 4 + count]))
+        else:
+            assert all(map(torch.equal, refined.tables(), tables))
+
+
+def test_rows_into_a_buffer(fitted_codec, sample):
+    x, ids = sample(40, 19), torch.tensor([7, 7, 0, 39, 12])
+    codes = fitted_codec.encode(x)
+    rows = fitted_codec.decode_rows(codes, ids)
+    assert rows.dtype == torch.float32 and torch.equal(rows, fitted_codec.decode(codes)[ids])
+    half = fitted_codec.decode_rows(codes, ids, torch.bfloat16)
+    assert torch.equal(half, rows.bfloat16())
+    for expected in (rows, half):
+        buffer = torch.full((7, 19), torch.nan, dtype=expected.dtype)
+        assert fitted_codec.decode_rows(codes, ids, out=buffer[1:6]).data_ptr() == buffer[1].data_ptr()
+        assert torch.equal(buffer[1:6], expected) and buffer[0].isnan().all() and buffer[6].isnan().all()
+    with pytest.raises(ValueError, match=r"`out` must have the shape \[5, 19\]"):
+        fitted_codec.decode_rows(codes, ids, out=torch.empty(4, 19))
+    with pytest.raises(TypeError, match="`out` must be float32 or bfloat16"):
+        fitted_codec.decode_rows(codes, ids, out=torch.empty(5, 19, dtype=torch.float64))
+    empty = fitted_codec.encode(x[:0])
+    assert fitted_codec.decode_rows(empty, ids[:0]).shape == (0, 19)
+    with pytest.raises(IndexError, match="`ids`"):
+        fitted_codec.decode_rows(empty, ids)
+
+
+def test_bad_rows_are_named(fitted_codec, sample):
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x = sample(300, 5)
+        fitted = fitted_codec.fit(x)
+        x[[271, 290], 2] = bad
+        for encode in (fitted.encode, fitted_codec.encode, fitted_codec.fit):
+            with pytest.raises(NotFinite, match=r"`x` must be finite.*first bad row is 271") as caught:
+                encode(x)
+            assert caught.value.row == 271
+
+
+@pytest.mark.parametrize("kind", [Blockwise, Scalar, Uniform])
 @pytest.mark.parametrize("bits", [0, 3, 16, -1, None, "2"])
 def test_bad_bits(kind, bits):
     with pytest.raises(ValueError, match=rf"`bits` must be 1, 2, 4 or 8 so that codes fill whole bytes \(got {bits}\)"):

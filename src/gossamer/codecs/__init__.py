@@ -6,10 +6,30 @@ tests/codecs finds it and tests it.
 
 from .blockwise import Blockwise
 from .codec import Codec, Codes
+from .hotness import hotness, hottest
+from .named import codec_of
 from .product import Product
 from .projected import Projected
 from .row_int8 import RowInt8
+from .rows import NotFinite, RowCodec, sample_ids
 from .scalar import Scalar
+from .two_level import TwoLevel
 from .uniform import Uniform
 
-__all__ = ["Blockwise", "Codec", "Codes", "Product", "Projected", "RowInt8", "Scalar", "Uniform"]
+__all__ = [
+    "Blockwise",
+    "Codec",
+    "Codes",
+    "NotFinite",
+    "Product",
+    "Projected",
+    "RowCodec",
+    "RowInt8",
+    "Scalar",
+    "TwoLevel",
+    "Uniform",
+    "codec_of",
+    "hotness",
+    "hottest",
+    "sample_ids",
+]

@@ -37,6 +37,8 @@ class Codec(ABC):
     def encode(self, x: Tensor, seed: int | None = None) -> Codes:
         """Quantise x: stochastic rounding with a seed (unbiased), rounding to nearest without.
 
+        Codecs of features (codecs/rows.py) always round to nearest, and are fitted to x first if they are not yet.
+
         float32, float64, float16 and bfloat16 of any shape; raises ValueError on NaN or infinity.
         """
 
@@ -46,13 +48,14 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, shape: torch.Size | tuple[int, ...]) -> int:
-        """Bytes that `encode` of such a tensor stores, exactly."""
+        """Bytes that `encode` of such a tensor stores, exactly; ValueError if they depend on data not fitted to yet."""
 
     @abstractmethod
     def error_bound(self, codes: Codes) -> Tensor:
         """Largest |decoded - x| per element with stochastic rounding, broadcastable to the shape; half to nearest.
 
-        Infinite where codes do not bound it (projection).
+        Of codecs that never round stochastically the largest itself. Infinite where codes do not bound it (projection,
+        clipped features).
         """
 
     def fit(self: Self, x: Tensor) -> Self:

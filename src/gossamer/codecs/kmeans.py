@@ -9,11 +9,12 @@ largest distortion instead, so none is empty while there are other rows. Distort
 |x| - x.c / |c|), never rises. Assignments and sums run in a fixed order (ops/encode_codes.py, ops/code_sums.py): the
 same centres for the same seed, for any number of threads.
 
-Written on our own ops rather than on faiss, whose wheels bring an OpenMP runtime and a BLAS of their own beside torch's.
+Written on our own ops, not on faiss, whose wheels bring an OpenMP runtime and a BLAS of their own beside torch's.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,7 +54,7 @@ def kmeans(x: Tensor, count: int, metric: str, seed: int) -> tuple[Tensor, list[
 
 
 def search_tables(centres: Tensor, metric: str) -> tuple[Tensor, Tensor]:
-    """What `encode_product` searches, [columns, k + 1] and [k + 1]: code 0, for zeros, and centres of zero are left out."""
+    """What `encode_product` searches, [columns, k + 1] and [k + 1]; code 0, and centres that are zero, are left out."""
     wide = torch.nn.functional.pad(centres.double(), (0, 0, 1, 0))
     norm = torch.linalg.vector_norm(wide, dim=1)
     if metric == "cosine":
@@ -104,15 +105,15 @@ def _plus_plus(x: Tensor, count: int, metric: str, rng: torch.Generator) -> Tens
     """Rows of a subsample, each drawn with a probability proportional to its squared distance from those before it."""
     if len(x) > STARTED_FROM * count:
         x = x[torch.randperm(len(x), generator=rng)[: STARTED_FROM * count]]
-    points = torch.nn.functional.normalize(x) if metric == "cosine" else x
-    draws = torch.rand(count, generator=rng, dtype=torch.float64)
+    points = (torch.nn.functional.normalize(x) if metric == "cosine" else x).cpu().numpy()
+    draws = torch.rand(count, generator=rng, dtype=torch.float64).tolist()
     chosen = [int(draws[0] * len(x))]
-    nearest = torch.full((len(x),), torch.inf, dtype=torch.float64)
-    for draw in draws[1:]:
-        nearest = torch.minimum(nearest, (points - points[chosen[-1]]).double().square().sum(1))
-        up_to = nearest.cumsum(0)
-        if float(up_to[-1]) <= 0:
+    nearest = np.full(len(x), np.inf)
+    for draw in draws[1:]:  # in numpy: thousands of steps, each too short to wake threads for
+        apart = points - points[chosen[-1]]
+        np.minimum(nearest, np.einsum("ij,ij->i", apart, apart), out=nearest)
+        up_to = nearest.cumsum()
+        if up_to[-1] <= 0:
             break
-        place = torch.searchsorted(up_to, draw * up_to[-1], right=True)
-        chosen.append(int(place.clamp(max=len(x) - 1)))
-    return x[torch.tensor(chosen)]
+        chosen.append(min(int(np.searchsorted(up_to, draw * up_to[-1], side="right")), len(x) - 1))
+    return x[torch.tensor(chosen, device=x.device)]

@@ -1,7 +1,7 @@
 """Feature codec of a codebook per few columns (BiFeat's vector quantisation, product quantisation).
 
     columns are split into P = ceil(F / width) parts, the last possibly narrower; each part has `length` vectors
-    id = argmin_c |x_part - c|            x^_part = c_id            ids of ceil(log2 length) bits, packed, rows in whole bytes
+    id = argmin_c |x_part - c|        x^_part = c_id        ids of beta = ceil(log2 length) bits, packed
 
 Codebooks are k-means centres (codecs/kmeans.py) of max(100 000, 64 length) rows, recomputed as means over all rows that
 are encoded. Code 0 is reserved for parts that are all zeros and decodes to exactly 0. metric="cosine" assigns by
@@ -174,7 +174,10 @@ class Product(Codec):
     def _with(self, books: list[Tensor]) -> Product:
         """The codec with these codebooks (float64, a part each), rounded to float16."""
         exponents = [_exponent(book.abs().max()) for book in books]
-        halves = [(book / 2.0**e).half().flatten() for book, e in zip(books, exponents, strict=True)]
+        largest = 2.0**LARGEST_EXPONENT - 16  # the float16 below: rounded up, the largest float32 would be infinite
+        halves = [
+            (book / 2.0**e).clamp(-largest, largest).half().flatten() for book, e in zip(books, exponents, strict=True)
+        ]
         scale = torch.tensor([2.0**e for e in exponents], dtype=torch.float32, device=books[0].device)
         return dataclasses.replace(
             self, fitted=ProductFit(torch.cat(halves), scale, sum(book.size(1) for book in books))

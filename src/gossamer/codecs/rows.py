@@ -61,7 +61,10 @@ class RowCodec(Protocol):
     def decode_rows(
         self, codes: Codes, ids: Tensor, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
-        """Rows `ids` of a matrix, float32 or bfloat16; written into `out` [ids, columns] if given, which is returned."""
+        """Rows `ids` of a matrix, float32 or bfloat16.
+
+        Written into `out` [ids, columns] if given, which is returned; an id of -1 then leaves its row as it is.
+        """
 
 
 class Refining(NamedTuple):
@@ -150,14 +153,13 @@ def rows_into(
     gather: Callable[[Tensor], None],
 ) -> Tensor:
     """What `gather` writes into `out`, or into a new matrix, which is then made `dtype`."""
-    if codes.shape.numel() == 0:
-        ids_within("ids", ids, rows_of(codes.shape) if codes.shape[-1] else 0, "rows")
-        return ids.new_empty(ids.numel(), codes.shape[-1], dtype=dtype) if out is None else out
     if out is None:
+        ids_within("ids", ids, rows_of(codes.shape), "rows")
         kind = dtype if dtype == torch.bfloat16 else torch.float32
         shape = [ids.numel(), columns_of(codes.shape)]
         out = memory.empty(shape, kind) if ids.device.type == "cpu" else ids.new_empty(shape, dtype=kind)
-        gather(out)
+        if codes.shape.numel():
+            gather(out)
         return as_dtype(out, dtype)
     gather(out)
     return out

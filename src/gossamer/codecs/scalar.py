@@ -6,7 +6,7 @@ once for all columns (per="tensor") or for each column. Thresholds lie half-way 
 
     uniform   lo + k (hi - lo) / (2^b - 1)      lo, hi: the 0.5 and 99.5 percentiles; beyond them x is clipped
     log       +-2^(e_lo + (k + 1/2) w)          D = 2^(b-1) magnitudes per sign, w = (e_hi - e_lo) / D
-              f_hi = q_99.5%(|x|)   f_lo = max(q_0.5%(|x|), 1e-5 min(1, f_hi))   e_lo = log2 f_lo   e_hi = log2 f_hi + 1e-5
+              e_lo = log2 f_lo, e_hi = log2 f_hi + 1e-5; f_hi = q_99.5%(|x|), f_lo = max(q_0.5%(|x|), 1e-5 min(1, f_hi))
               the ratio x^/x lies in 2^(+-w/2) within the range; thresholds at 2^(e_lo + k w)
     1 bit     the means of x <= 0 and of x > 0, the least-squares choice for this threshold; {0, c} is exact
 
@@ -56,6 +56,7 @@ from .rows import (
 ENDS = (0.005, 0.995)
 MANY_ZEROS = 0.2
 SPREAD_OF_COLUMNS = 4.0
+LARGEST = torch.finfo(torch.float32).max
 SMALLEST = 2.0**-126  # the smallest normal float32: between it and zero nothing is told apart
 
 
@@ -106,7 +107,7 @@ class Scalar(Codec):
             thresholds, table = _log(_quantiles(rows.abs(), ENDS, keep, by_column), self.bits, keep)
         else:
             thresholds, table = _uniform(_quantiles(rows, ENDS, keep, by_column), self.bits, keep)
-        found = ScalarFit(*(t.float().contiguous().to(x.device) for t in (thresholds, table)), keep, rows.size(1))
+        found = ScalarFit(_held(thresholds, x), _held(table, x), keep, rows.size(1))
         codec = dataclasses.replace(self, fitted=found)
         if not self.refine and self.bits > 1:
             return codec
@@ -212,6 +213,10 @@ class Scalar(Codec):
 # Fitting ----------------------------------------------------------------------------------------------------------
 
 
+def _held(values: Tensor, x: Tensor) -> Tensor:
+    return values.float().contiguous().to(x.device)
+
+
 def _share_of_zeros(rows: Tensor) -> float:
     return 1 - int(rows.count_nonzero()) / rows.numel()
 
@@ -248,7 +253,7 @@ def _column_quantiles(rows: Tensor, shares: Sequence[float], keep: bool) -> Tens
     count = torch.full((len(columns),), len(rows), device=rows.device)
     if keep:
         count = (columns != 0).sum(1)
-        columns.masked_fill_(columns == 0, torch.inf)  # behind all others
+        columns = columns.masked_fill(columns == 0, torch.inf)  # behind all others
     ordered = columns.sort(1).values
     places = torch.stack([(share * (count - 1).clamp(min=0)).round().long() for share in shares], 1)
     return ordered.gather(1, places).where(count.unsqueeze(1) > 0, 0).t().double()
@@ -275,7 +280,7 @@ def _log(ends: Tensor, bits: int, keep: bool) -> tuple[Tensor, Tensor]:
     width = (high.log2() + 1e-5 - first) / count
     k = torch.arange(count, dtype=torch.float64).unsqueeze(1)
     inner = 2 ** (first + width * k[1:])  # between magnitudes
-    levels = (2 ** (first + width * (k + 0.5))).where(ends[1:] > 0, 0)
+    levels = (2 ** (first + width * (k + 0.5))).clamp(max=LARGEST).where(ends[1:] > 0, 0)
     zero, smallest = torch.zeros_like(high), torch.full_like(high, SMALLEST)
     if not keep:
         return torch.cat([-inner.flip(0), zero, inner]), torch.cat([-levels.flip(0), levels])

@@ -41,11 +41,12 @@ def _check(sums: Tensor, counts: Tensor, x: Tensor, codes: Tensor) -> None:
 def _reference(sums: Tensor, counts: Tensor, x: Tensor, codes: Tensor) -> None:
     parts, length, width = sums.shape
     ids = unpack_ids.reference(codes, parts, id_bits(length)).clamp(max=length - 1).long()
-    rows = torch.nn.functional.pad(x, (0, parts * width - x.size(1))).double()
-    for i in range(x.size(0)):  # in order, so that each sum has the bits of the kernel's
-        at = torch.arange(parts, device=x.device), ids[i]
-        counts[at] += 1
-        sums[at] += rows[i].view(parts, width)
+    codes_first = torch.cat([torch.arange(length, device=x.device).unsqueeze(1).expand(-1, parts), ids])
+    for p in range(parts):
+        counts[p] += torch.bincount(ids[:, p], minlength=length)
+        for k, column in enumerate(x[:, p * width : (p + 1) * width].unbind(1)):
+            terms = torch.cat([sums[p, :, k], column.double()])  # what is there already, then rows in their order
+            sums[p, :, k] = torch.bincount(codes_first[:, p], terms, minlength=length)
 
 
 code_sums = define(
