@@ -28,9 +28,18 @@ def test_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("page", "shown"), [("activations.md", "times less"), ("int8.md", "convs.1: int8"), ("rsc.md", "work kept")]
+    ("page", "shown"),
+    [
+        ("activations.md", "times less"),
+        ("features.md", "smaller than float32"),
+        ("int8.md", "convs.1: int8"),
+        ("rsc.md", "work kept"),
+    ],
 )
-def test_code_of_the_docs_runs(page: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_the_docs_runs(
+    page: str, shown: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
     assert blocks
     for block in blocks:

@@ -48,16 +48,16 @@ def refused(*arguments: str) -> str:
 
 
 def test_a_file_becomes_a_store() -> None:
-    text = run("x.npy", "x.gsf", "--codec", "uniform:8")
+    text = run("x.npy", "x.gsf", "--codec", "scalar:8")
     store = gs.FeatureStore.open("x.gsf", verify=True)
-    assert text.startswith(f"{store.path}: 40 x 12 as Uniform(bits=8")
-    assert "2.4x smaller than float32, 1.2x than float16" in text
-    assert torch.equal(store.decode(), gs.compress("x.npy", gs.Uniform(bits=8)).decode())
+    assert text.startswith(f"{store.path}: 40 x 12 as Scalar(bits=8")
+    assert f"{store.ratio:.1f}x smaller than float32, {store.ratio / 2:.1f}x than float16" in text
+    assert torch.equal(store.decode(), gs.compress("x.npy", gs.Scalar(bits=8)).decode())
 
 
 def test_settings_and_json() -> None:
     told = json.loads(
-        run("x.npy", "x.gsf", "--codec", "uniform:2", "--json", "--dtype", "bfloat16", "--block", "7", "--sample", "9",
+        run("x.npy", "x.gsf", "--codec", "scalar:2", "--json", "--dtype", "bfloat16", "--block", "7", "--sample", "9",
             "--threads", "1")
     )  # fmt: skip
     store = gs.FeatureStore.open("x.gsf")
@@ -67,18 +67,18 @@ def test_settings_and_json() -> None:
 
 
 def test_reports() -> None:
-    text = run("x.npy", "x.gsf", "--codec", "uniform:4", "--report", "--graph", "graph.gsg")
+    text = run("x.npy", "x.gsf", "--codec", "scalar:4", "--report", "--graph", "graph.gsg")
     assert "Khat for 1, 2, 3 layers" in text and "eta_3" in text and "x.gsf: 40 x 12" in text
-    told = json.loads(run("x.npy", "x.gsf", "--codec", "uniform:4", "--report", "--graph", "graph.gsg", "--json"))
+    told = json.loads(run("x.npy", "x.gsf", "--codec", "scalar:4", "--report", "--graph", "graph.gsg", "--json"))
     again = gs.feature_report("x.npy", gs.FeatureStore.open("x.gsf"), gs.Graph.load("graph.gsg"))
     assert told["report"] == json.loads(again.to_json())
-    assert "Pass a graph" in run("x.npy", "x.gsf", "--codec", "uniform:4", "--report")
+    assert "Pass a graph" in run("x.npy", "x.gsf", "--codec", "scalar:4", "--report")
 
 
 def test_features_of_a_dataset() -> None:
-    told = json.loads(run("digits.gsf", "--dataset", "digits", "--codec", "uniform:4", "--report", "--json"))
+    told = json.loads(run("digits.gsf", "--dataset", "digits", "--codec", "scalar:4", "--report", "--json"))
     data = gs.datasets.load("digits")
-    assert torch.equal(gs.FeatureStore.open("digits.gsf").decode(), gs.compress(data.x, gs.Uniform(bits=4)).decode())
+    assert torch.equal(gs.FeatureStore.open("digits.gsf").decode(), gs.compress(data.x, gs.Scalar(bits=4)).decode())
     assert len(told["report"]["khat"]) == 3
 
 
@@ -89,26 +89,26 @@ def test_several_parquet_files() -> None:
     x = np.load("x.npy").astype(np.float32)
     for name, part in (("a", x[:11]), ("b", x[11:])):
         parquet.write_table(pa.table({f"f{k}": part[:, k] for k in range(12)}), f"{name}.parquet")
-    run("a.parquet", "b.parquet", "x.gsf", "--codec", "uniform:8")
-    assert torch.equal(gs.FeatureStore.open("x.gsf").decode(), gs.compress(x, gs.Uniform(bits=8)).decode())
+    run("a.parquet", "b.parquet", "x.gsf", "--codec", "scalar:8")
+    assert torch.equal(gs.FeatureStore.open("x.gsf").decode(), gs.compress(x, gs.Scalar(bits=8)).decode())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("x.npy", "x.gsf", "--codec", "unifrom:4"), "there is no codec 'unifrom:4'"),
-        (("x.npy", "y.npy", "--codec", "uniform:4"), "OUT must end in .gsf, which is what it will be (got y.npy)"),
-        (("x.gsf", "--codec", "uniform:4"), "IN is missing: give a .npy or Parquet file before OUT, or `--dataset`"),
-        (("z.npy", "x.gsf", "--codec", "uniform:4"), "there is no file z.npy"),
-        (("graph.gsg", "x.gsf", "--codec", "uniform:4"), "`x` must be one .npy file, or Parquet files"),
-        (("x.npy", "no/x.gsf", "--codec", "uniform:4"), "`out` must lie in an existing folder"),
-        (("x.npy", "x.gsf", "--codec", "uniform:4", "--block", "0"), "`block` must be a whole number of rows"),
-        (("x.npy", "x.gsf", "--codec", "uniform:4", "--sample", "0"), "`sample` must be at least 1 row"),
-        (("x.npy", "x.gsf", "--codec", "uniform:4", "--dtype", "half"), "`--dtype` must be float32 or bfloat16"),
-        (("x.npy", "x.gsf", "--codec", "uniform:4", "--threads", "0"), "`--threads` must be at least 1 (got 0)"),
-        (("x.npy", "x.gsf", "--codec", "uniform:4", "--graph", "x.npy"), "`path` must be a file written by Graph.save"),
-        (("x.gsf", "--codec", "uniform:4", "--dataset", "digts"), "there is no dataset 'digts'. Nearest: digits"),
-        (("x.gsf", "--codec", "uniform:4", "--dataset", "digits", "--graph", "graph.gsg"), "exclude each other"),
+        (("x.npy", "x.gsf", "--codec", "sclar:4"), "`codec` must be 'scalar:BITS'"),
+        (("x.npy", "y.npy", "--codec", "scalar:4"), "OUT must end in .gsf, which is what it will be (got y.npy)"),
+        (("x.gsf", "--codec", "scalar:4"), "IN is missing: give a .npy or Parquet file before OUT, or `--dataset`"),
+        (("z.npy", "x.gsf", "--codec", "scalar:4"), "there is no file z.npy"),
+        (("graph.gsg", "x.gsf", "--codec", "scalar:4"), "`x` must be one .npy file, or Parquet files"),
+        (("x.npy", "no/x.gsf", "--codec", "scalar:4"), "`out` must lie in an existing folder"),
+        (("x.npy", "x.gsf", "--codec", "scalar:4", "--block", "0"), "`block` must be a whole number of rows"),
+        (("x.npy", "x.gsf", "--codec", "scalar:4", "--sample", "0"), "`sample` must be at least 1 row"),
+        (("x.npy", "x.gsf", "--codec", "scalar:4", "--dtype", "half"), "`--dtype` must be float32 or bfloat16"),
+        (("x.npy", "x.gsf", "--codec", "scalar:4", "--threads", "0"), "`--threads` must be at least 1 (got 0)"),
+        (("x.npy", "x.gsf", "--codec", "scalar:4", "--graph", "x.npy"), "`path` must be a file written by Graph.save"),
+        (("x.gsf", "--codec", "scalar:4", "--dataset", "digts"), "there is no dataset 'digts'. Nearest: digits"),
+        (("x.gsf", "--codec", "scalar:4", "--dataset", "digits", "--graph", "graph.gsg"), "exclude each other"),
     ],
 )
 def test_mistakes_are_told_in_one_message(arguments: tuple[str, ...], message: str) -> None:
@@ -122,13 +122,13 @@ def test_a_bad_row_is_told() -> None:
     x = np.ones((40, 12), np.float32)
     x[33, 2] = np.nan
     np.save("x.npy", x)
-    assert "nan in row 33, column 2" in refused("x.npy", "x.gsf", "--codec", "uniform:4", "--block", "8")
+    assert "nan in row 33, column 2" in refused("x.npy", "x.gsf", "--codec", "scalar:4", "--block", "8")
     assert sorted(os.listdir()) == ["graph.gsg", "x.npy"]
 
 
 def test_an_interrupted_command_is_resumed() -> None:
     np.save("x.npy", np.random.default_rng(0).standard_normal((300_000, 16), np.float32))
-    command = [sys.executable, "-m", "gossamer", "compress", "x.npy", "x.gsf", "--codec", "uniform:4", "--block", "64"]
+    command = [sys.executable, "-m", "gossamer", "compress", "x.npy", "x.gsf", "--codec", "scalar:4", "--block", "64"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = Path(".x.gsf.journal")
     deadline = time.monotonic() + 60
@@ -140,4 +140,4 @@ def test_an_interrupted_command_is_resumed() -> None:
     assert not Path("x.gsf").exists() and journal.exists()
     run(*command[4:], "--resume")
     assert not journal.exists()
-    assert torch.equal(gs.FeatureStore.open("x.gsf").decode(), gs.compress("x.npy", gs.Uniform(bits=4)).decode())
+    assert torch.equal(gs.FeatureStore.open("x.gsf").decode(), gs.compress("x.npy", gs.Scalar(bits=4)).decode())

@@ -8,9 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.codecs import Codec, Uniform
+from gossamer.codecs import Codec, Product, Scalar, Uniform
 
-CODECS: list[Codec] = [*(Uniform(bits) for bits in (1, 2, 4, 8)), Uniform(2, meta="bfloat16")]
+CODECS: list[Codec] = [
+    *(Uniform(bits) for bits in (1, 4)),
+    Uniform(2, meta="bfloat16"),
+    *(Scalar(bits) for bits in (1, 2, 8)),
+    Scalar(4, scale="log", per="column"),
+    Scalar(2, refine=False),
+    Product(width=8, length=16),
+    Product(width=5, length=11, metric="cosine"),
+]
 
 
 @pytest.fixture(params=CODECS, ids=repr)

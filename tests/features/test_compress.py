@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 import gossamer as gs
+from gossamer.codecs import product as product_module
+from gossamer.codecs import rows as rows_module
+from gossamer.codecs import scalar as scalar_module
 from gossamer.features import progress as progress_module
 from gossamer.features.source import source_of
 
@@ -42,6 +46,58 @@ def test_one_row_and_one_column(codec):
     for shape in ((1, 9), (9, 1), (1, 1)):
         x = torch.ones(shape)
         assert torch.equal(gs.compress(x, codec).decode(), x)
+
+
+@pytest.mark.parametrize("setting", [gs.Scalar(1), gs.Scalar(4, per="column"), gs.Product(8, 32)], ids=repr)
+def test_the_store_holds_what_the_codec_encodes_by_itself(setting, monkeypatch, path):
+    """With a sample of some rows, and tables that are means over all of them."""
+    monkeypatch.setattr(rows_module, "SAMPLE_ROWS", 500)
+    for module in (scalar_module, product_module):
+        monkeypatch.setattr(module, "SAMPLE_ROWS", 500)
+    monkeypatch.setattr(product_module, "ROWS_PER_CODE", 1)
+    x = torch.randn(3000, 21, generator=torch.Generator().manual_seed(1))
+    codes = setting.encode(x)
+    for store in (gs.compress(x, setting, block=700), gs.compress(x.numpy(), setting, path, block=64)):
+        for ours, expected in zip(store._tensors, codes.tensors, strict=True):
+            assert torch.equal(ours, expected)
+        assert store.codec == setting and torch.equal(store.decode(), setting.decode(codes))
+
+
+def test_refined_levels_are_means_over_all_rows(path):
+    x = torch.cat([torch.zeros(10, 3), torch.arange(1.0, 91).unsqueeze(1).expand(90, 3)])
+    for out in (None, path):
+        store = gs.compress(x, gs.Scalar(1, zeros="fold"), out, sample=torch.tensor([0, 1, 10]), block=7)
+        assert torch.equal(store[[0, 50]], torch.tensor([[0.0], [45.5]]).expand(2, 3))
+        rough = gs.compress(x, gs.Scalar(1, zeros="fold", refine=False), out, sample=torch.tensor([0, 1, 10]), block=7)
+        assert torch.equal(rough[[0, 50]], torch.tensor([[0.0], [1.0]]).expand(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "num_features", "codec", "ratio"),
+    [
+        (121_751_666, 768, gs.Product(16, 2048), 46.5),
+        (111_059_956, 128, gs.Product(16, 2048), 46.5),
+        (10**9, 128, gs.Product(16, 256), 64),
+        (232_965, 602, gs.Product(51, 1024), 119),
+        (232_965, 602, gs.Product(37, 256), 131),
+        (232_965, 602, gs.Product(100, 16384), 25),
+        (10**9, 128, gs.Scalar(1, per="tensor"), 32),
+        (10**9, 128, gs.Scalar(8, per="tensor"), 4),
+    ],
+)
+def test_ratios_count_what_is_stored(num_nodes, num_features, codec, ratio):
+    """Ids in whole bytes per row, and the codebooks: less than the 32 width / log2 length that is often quoted."""
+    found = 4 * num_nodes * num_features / codec.nbytes((num_nodes, num_features))
+    assert found == pytest.approx(ratio, abs=0.1 if ratio % 1 else 0.5)  # as many digits as the table has
+
+
+def test_the_ratio_of_a_store_is_that_of_its_bytes(path):
+    num_nodes, num_features, width, length, beta = 300, 37, 8, 32, 5
+    x = torch.randn(num_nodes, num_features)
+    store = gs.compress(x, gs.Product(width, length), path)
+    parts = -(-num_features // width)
+    stored = num_nodes * -(-parts * beta // 8) + 2 * num_features * length + 4 * parts
+    assert store.nbytes == stored and store.ratio == 4 * num_nodes * num_features / stored
 
 
 class Reads:
@@ -170,9 +226,23 @@ def test_a_bar_appears_only_after_a_moment(x, capfd, monkeypatch):
     assert out == "" and "137 of 137 rows" in err and "100%" in err
 
 
+def test_the_bar_appears_while_a_codec_is_fitted(capfd, monkeypatch):
+    monkeypatch.setattr(progress_module, "MOMENT_SECONDS", 0.01)
+    with pytest.raises(TypeError, match="stopped"), progress_module.Bar(10, True) as bar:
+        bar.say("fitting")
+        time.sleep(0.3)
+        raise TypeError("stopped")
+    assert "fitting" in capfd.readouterr().err
+
+
 def test_the_default_sample():
     source, seen = source_of(np.zeros((120_000, 1), np.int8)), []
     read = source.rows
     source.rows = lambda ids: seen.append(len(ids)) or read(ids)
     gs.compress(source, gs.Uniform(bits=1))
-    assert seen == [100_000]
+    gs.compress(source, gs.Scalar(bits=1))
+    assert seen == [100_000, 100_000]
+    wide = source_of(np.zeros((70_000, 1), np.int8))
+    wide.rows = lambda ids: seen.append(len(ids)) or read(ids[:9])
+    gs.compress(wide, gs.Product(1, 2048))
+    assert seen[2] == 70_000 and gs.Product(1, 2048).sample_rows == 64 * 2048

@@ -116,25 +116,25 @@ def test_sketched_features_have_almost_the_same_numbers(monkeypatch):
 def test_the_strongest_codec_within_the_bound_is_recommended():
     graph, draw = some_graph(200, 4000), torch.Generator().manual_seed(4)
     x = torch.randn(200, 64, generator=draw) + 1
-    report = gs.feature_report(x, gs.Uniform(bits=8), graph, layers=2)
+    report = gs.feature_report(x, gs.Scalar(bits=8), graph, layers=2)
     fine = {each.codec: each.ratio for each in report.codecs if each.eta[2] <= 0.05}
     assert 0 < len(fine) < 4 and report.recommended == max(fine, key=fine.get)
-    alone = gs.feature_report(x, gs.Uniform(bits=8))
+    alone = gs.feature_report(x, gs.Scalar(bits=8))
     assert alone.khat == () and alone.layers == 0 and all(len(each.eta) == 1 for each in alone.codecs)
-    assert alone.recommended == repr(gs.Uniform(bits=8))  # nothing averages the errors away
+    assert alone.recommended == repr(gs.Scalar(bits=8))  # nothing averages the errors away
     assert gs.feature_report(x, gs.Uniform(bits=1), candidates=[]).recommended is None
 
 
 def test_what_is_exact_has_no_error():
     x = torch.randint(0, 2, (50, 30)).float()
-    report = gs.feature_report(x, gs.Uniform(bits=1), some_graph())
+    report = gs.feature_report(x, gs.Scalar(bits=1), some_graph())
     assert report.codecs[0].relative_error == 0 and report.codecs[0].eta == (0, 0, 0, 0)
-    assert report.recommended == repr(gs.Uniform(bits=1))
+    assert report.recommended == repr(gs.Scalar(bits=1))
     assert gs.feature_report(torch.zeros(50, 3), gs.Uniform(bits=1), some_graph()).codecs[0].eta == (0, 0, 0, 0)
 
 
 def test_text_and_json():
-    report = gs.feature_report(torch.randn(50, 30).half(), gs.Uniform(bits=4), some_graph())
+    report = gs.feature_report(torch.randn(50, 30).half(), gs.Scalar(bits=4), some_graph())
     text = str(report)
     assert "50 x 30 features, float16" in text and "vs float16" in text and "eta_3" in text and "Khat" in text
     told = json.loads(report.to_json())

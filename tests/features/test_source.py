@@ -10,7 +10,8 @@ import pytest
 import scipy.sparse
 import torch
 
-from gossamer.features.source import NotFinite, sample_ids, source_of
+from gossamer.codecs.rows import NotFinite
+from gossamer.features.source import source_of
 
 
 def numbers(rows: int = 23, columns: int = 5) -> np.ndarray:
@@ -195,20 +196,3 @@ def test_a_damaged_npy(content, tmp_path):
     (tmp_path / "x.npy").write_bytes(content)
     with pytest.raises(ValueError, match=r"`x` must be a \.npy file of numbers"):
         source_of(tmp_path / "x.npy")
-
-
-@pytest.mark.parametrize(("rows", "count"), [(1, 1), (10, 3), (10, 10), (10, 100), (1000, 333), (10**12, 1000)])
-def test_a_sample_has_distinct_ascending_rows(rows, count):
-    ids = sample_ids(rows, count, seed=3)
-    assert len(ids) == min(rows, count) and ids[0] >= 0 and ids[-1] < rows
-    assert (np.diff(ids) > 0).all()
-    assert np.array_equal(ids, sample_ids(rows, count, seed=3))
-
-
-def test_every_row_of_a_stretch_is_as_likely_to_be_sampled():
-    counts = np.zeros(10)
-    for seed in range(3000):
-        counts[sample_ids(10, 4, seed)] += 1
-    expected = np.array([0.5, 0.5, 1 / 3, 1 / 3, 1 / 3, 0.5, 0.5, 1 / 3, 1 / 3, 1 / 3])  # one of each stretch
-    spread = np.sqrt(3000 * expected * (1 - expected))
-    assert (np.abs(counts - 3000 * expected) < 5 * spread).all()

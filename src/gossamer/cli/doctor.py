@@ -19,7 +19,17 @@ from .. import memory, native, ops
 from ..datasets.folders import cache_folder, data_folder
 from ..measurement.machine import WITHOUT_AMX, amx_is_broken, cpu_name
 
-PACKAGES = ("gossamer-gnn", "torch", "torch_geometric", "numpy", "scipy", "safetensors", "scikit-learn", "ogb")
+PACKAGES = (
+    "gossamer-gnn",
+    "torch",
+    "torch_geometric",
+    "numpy",
+    "scipy",
+    "safetensors",
+    "scikit-learn",
+    "ogb",
+    "pyarrow",
+)
 
 
 def openmp_runtimes() -> list[str]:

@@ -1,7 +1,8 @@
 """`gs.compress`: features in few bits, encoded once, whatever their size.
 
     sample    sorted random rows, read in order; the codec is fitted to them
-    encode    a block of rows at a time: read and cast, check that it is finite, encode, write
+    encode    a block of rows at a time: read and cast, check that it is finite, encode, write; gs.Scalar and gs.Product
+              add up the rows of each code meanwhile, and their levels become means over all rows
     finish    tables and head are written, the file is flushed and renamed
 
 The source is never loaded whole: the peak is that of the sample, or of three blocks (one is read while the one before
@@ -11,7 +12,7 @@ sample and block.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,15 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..codecs import Codec
+from ..codecs import Codec, Codes
+from ..codecs.rows import SAMPLE_ROWS, NotFinite, RowCodec, sample_ids
 from .file import OUTPUT_DTYPES, Header, checksum, header_of
 from .layout import check_codec, to_plain
 from .progress import Bar
-from .source import NotFinite, Source, sample_ids, source_of
+from .source import Source, source_of
 from .store import FeatureStore
 from .writer import Partial
 
-SAMPLE, SAMPLES_PER_CODE = 100_000, 64
 BLOCK = 65536
 
 
@@ -56,7 +57,8 @@ def compress(
 
     A file appears under its name when it is complete. After an interruption `resume=True` continues behind the last
     whole block; it starts from the beginning if there is nothing to continue, and refuses to continue with another
-    source, codec or sample. The codec is fitted again, which gives the same tables.
+    source, codec or sample. The codec is fitted again, which gives the same tables; and where tables are means over
+    all rows, the rows that are encoded already are read again, too, but not encoded.
     """
     check_codec(codec)
     if not isinstance(block, int) or block < 1:
@@ -86,48 +88,76 @@ def compress(
     return FeatureStore.open(path)
 
 
+class _Encoder:
+    """A fitted codec at work: rows in, codes out; where the codec wants it, its tables become means over all rows."""
+
+    def __init__(self, header: Header) -> None:
+        self.header, self.codec = header, header.codec
+        refines = isinstance(self.codec, RowCodec) and getattr(self.codec, "refine", True)
+        self.refining = self.codec.start_refining() if refines else None  # type: ignore[attr-defined]
+
+    def encode(self, x: Tensor) -> list[Tensor]:
+        """The codes of these rows."""
+        codes = self.codec.encode(x)
+        self._add(x, codes)
+        return self.header.layout.rows(codes.tensors, 0, len(x))
+
+    def recall(self, x: Tensor, rows: list[Tensor]) -> None:
+        """Rows that were encoded in an earlier run."""
+        self._add(x, Codes((*rows, *self.header.layout.tables(_encoded_zeros(self.header))), x.shape, x.dtype))
+
+    def tables(self) -> list[Tensor]:
+        """Of the codec that has seen all rows."""
+        if self.refining is None:
+            return self.header.layout.tables(_encoded_zeros(self.header))
+        return list(self.codec.refined(self.refining).tables())  # type: ignore[attr-defined]
+
+    def _add(self, x: Tensor, codes: Codes) -> None:
+        if self.refining is not None:
+            self.codec.accumulate(self.refining, x, codes)  # type: ignore[attr-defined]
+
+
+def _encoded_zeros(header: Header) -> tuple[Tensor, ...]:
+    return header.codec.encode(torch.zeros(1, header.num_features)).tensors
+
+
 def _in_memory(source: Source, header: Header, bar: Bar) -> FeatureStore:
-    tensors = [torch.empty(part.shape_of(header.num_rows), dtype=part.dtype) for part in header.layout.parts]
-    low = 0
-    for rows in _encoded(source, header, 0):
-        high = min(low + header.block, header.num_rows)
-        for whole, part in zip(header.layout.rows(tuple(tensors), low, high), rows, strict=True):
-            whole.copy_(part)
-        low = high
-        bar.show(high)
-    for whole, table in zip(header.layout.tables(tuple(tensors)), _tables(header), strict=True):
-        whole.copy_(table)
-    return FeatureStore(header, tuple(tensors))
+    tensors = tuple(torch.empty(part.shape_of(header.num_rows), dtype=part.dtype) for part in header.layout.parts)
+    encoder, low = _Encoder(header), 0
+    for x in _ahead(source.blocks(header.block)):
+        _copy(encoder.encode(x), header.layout.rows(tensors, low, low + len(x)))
+        low += len(x)
+        bar.show(low)
+    _copy(encoder.tables(), header.layout.tables(tensors))
+    return FeatureStore(header, tensors)
+
+
+def _copy(made: list[Tensor], into: list[Tensor]) -> None:
+    for part, place in zip(made, into, strict=True):
+        place.copy_(part)
 
 
 def _to_file(source: Source, header: Header, partial: Partial, bar: Bar) -> None:
-    bar.show(partial.done * header.block)
     try:
-        for rows in _encoded(source, header, partial.done):
-            partial.write(rows)
+        encoder, done = _Encoder(header), partial.done
+        if encoder.refining is not None:  # means are over all rows: those that are encoded are read again
+            for k, x in enumerate(_ahead(source.blocks(header.block), done)):
+                encoder.recall(x, partial.rows(k))
+        bar.show(done * header.block)
+        for x in _ahead(source.blocks(header.block, done * header.block)):
+            partial.write(encoder.encode(x))
             bar.show(partial.done * header.block)
-        partial.finish(_tables(header))
+        partial.finish(encoder.tables())
     except BaseException as error:
         # What was interrupted, or found no space, can go on; an error in the data would only come again.
         partial.leave(discard=isinstance(error, Exception) and not isinstance(error, (OSError, MemoryError)))
         raise
 
 
-def _encoded(source: Source, header: Header, done: int) -> Iterator[list[Tensor]]:
-    """Codes of the rows of each block from number `done` on."""
-    for x in _ahead(source.blocks(header.block, done * header.block)):
-        codes = header.codec.encode(x)
-        yield header.layout.rows(codes.tensors, 0, len(x))
-
-
-def _tables(header: Header) -> list[Tensor]:
-    """Tables of a fitted codec."""
-    return header.layout.tables(header.codec.encode(torch.zeros(1, header.num_features)).tensors)
-
-
-def _ahead(blocks: Iterator[Tensor]) -> Iterator[Tensor]:
-    """The blocks, each read by another thread while the one before is in use."""
-    with contextlib.closing(blocks), ThreadPoolExecutor(1, "gossamer-read") as reader:  # type: ignore[type-var]
+def _ahead(blocks: Iterator[Tensor], count: int | None = None) -> Iterator[Tensor]:
+    """The blocks, or the first `count`, each read by another thread while the one before is in use."""
+    blocks = itertools.islice(blocks, count)
+    with ThreadPoolExecutor(1, "gossamer-read") as reader:
         upcoming = reader.submit(next, blocks, None)
         while (block := upcoming.result()) is not None:
             upcoming = reader.submit(next, blocks, None)
@@ -136,11 +166,11 @@ def _ahead(blocks: Iterator[Tensor]) -> Iterator[Tensor]:
 
 def _sample_ids(source: Source, codec: Codec, sample: int | Tensor | None, seed: int) -> np.ndarray:
     if sample is None:
-        sample = max(SAMPLE, SAMPLES_PER_CODE * getattr(codec, "length", 0))
+        sample = codec.sample_rows if isinstance(codec, RowCodec) else SAMPLE_ROWS
     if isinstance(sample, int) and not isinstance(sample, bool):
         if sample < 1:
             raise ValueError(f"`sample` must be at least 1 row, or ids of rows (got {sample})")
-        return sample_ids(source.num_rows, sample, seed)
+        return sample_ids(source.num_rows, sample, seed).numpy()
     ids = torch.as_tensor(sample)
     if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or not len(ids):
         raise TypeError(f"`sample` must be a number of rows, or their ids [count] (got {ids.dtype} {tuple(ids.shape)})")
@@ -168,5 +198,5 @@ def _identity(source: Source, codec: Codec, header: Header, rows: Tensor) -> dic
         "block": header.block,
         "dtype": str(header.dtype),
         "sample": f"{len(rows)} rows {checksum([rows]):08x}",
-        "tables": f"{checksum(_tables(header)):08x}",
+        "tables": f"{checksum(header.layout.tables(_encoded_zeros(header))):08x}",
     }

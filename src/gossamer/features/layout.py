@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import codecs
 from ..codecs import Codec, Codes
+from ..codecs.rows import RowCodec
 
 
 class Part(NamedTuple):
@@ -80,9 +81,14 @@ def check_codec(codec: object) -> Codec:
     )
 
 
-def decode_rows(codec: Codec, codes: Codes, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows `ids` in `dtype`, in one pass."""
-    return codec.decode_rows(codes._replace(dtype=dtype), ids)  # type: ignore[attr-defined]
+def decode_rows(codec: Codec, codes: Codes, ids: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """Rows `ids` in `dtype`, in one pass; written into `out` if it is given."""
+    if isinstance(codec, RowCodec):
+        if out is None or out.is_contiguous():
+            return codec.decode_rows(codes, ids, dtype, out)
+        return out.copy_(codec.decode_rows(codes, ids, dtype))
+    rows = codec.decode_rows(codes._replace(dtype=dtype), ids)  # type: ignore[attr-defined]
+    return rows if out is None else out.copy_(rows)
 
 
 # Settings as JSON -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What compression does to given features: how much smaller, how wrong, and whether a graph averages that away.
 
-    report = gs.feature_report(x, gs.Uniform(bits=2), graph)
+    report = gs.feature_report(x, gs.Product(16, 256), graph)
     print(report)                                  a table; report.to_json() for machines
 
 It tells the stored ratio (codes and tables against float32, and against the dtype of the source), the relative error
@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ..codecs import Codec, Uniform
+from ..codecs import Codec, Scalar
+from ..codecs.rows import sample_ids
 from ..graph import Graph
 from .compress import BLOCK, compress
 from .profile import (
@@ -38,11 +39,11 @@ from .profile import (
     safe_ratio,
     unit_rows,
 )
-from .source import Source, sample_ids, source_of
+from .source import Source, source_of
 from .store import FeatureStore
 
 EXAMPLE_ROWS = 10_000
-CANDIDATES: tuple[Codec, ...] = tuple(Uniform(bits) for bits in (8, 4, 2, 1))
+CANDIDATES: tuple[Codec, ...] = tuple(Scalar(bits) for bits in (8, 4, 2, 1))
 
 
 @final
@@ -131,7 +132,7 @@ def feature_report(
     """Report on compressing x with `codec`, or as the store that was made of it, and on some other codecs.
 
     x: features as `gs.compress` takes them. graph: over whose edges a model will average; undirected ones hold both
-    directions, and no self-loops. candidates: codecs to choose from; by default the same kind in 8, 4, 2 and 1 bits.
+    directions, and no self-loops. candidates: codecs to choose from; by default gs.Scalar in 8, 4, 2 and 1 bits.
     layers: of the model that the recommendation is for, 1 to 3; without a graph there is nothing to average.
     """
     source = source_of(x)
@@ -180,7 +181,7 @@ class _Signal:
     def __init__(self, source: Source, graph: Graph | None, seed: int) -> None:
         self.source, self.graph, self.seed = source, None if graph is None else mean_graph(graph), seed
         self.with_neighbours = None if graph is None else graph.degree > 0
-        self.example = torch.from_numpy(sample_ids(source.num_rows, EXAMPLE_ROWS, seed))
+        self.example = sample_ids(source.num_rows, EXAMPLE_ROWS, seed)
         self.example_rows = source.rows(self.example.numpy())
         self.gains, self.sum_of_squares = self._gains(self.example_rows, lambda block, at: block)
         self.is_sketched = not self._sketch(self.example_rows).is_whole

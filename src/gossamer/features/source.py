@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..codecs.rows import NotFinite
+
 PARQUET = (".parquet", ".pq")
 MOST_ROWS = 2**40  # more than any machine holds; a larger number is a damaged header
 
@@ -94,14 +96,6 @@ class Source(ABC):
             f"column {column}); clean it, for instance with np.nan_to_num",
             row,
         )
-
-
-class NotFinite(ValueError):
-    """A number that cannot be encoded, in this row."""
-
-    def __init__(self, message: str, row: int) -> None:
-        super().__init__(message)
-        self.row = row
 
 
 def as_float32(piece: np.ndarray) -> np.ndarray:
@@ -361,16 +355,6 @@ def source_of(x: Any) -> Source:
         "`x` must be a tensor, an array, a path to .npy or Parquet, or chunks that can be read again "
         f"(got {type(x).__name__})"
     )
-
-
-def sample_ids(num_rows: int, count: int, seed: int) -> np.ndarray:
-    """`count` distinct rows in ascending order, one drawn from each of as many equal stretches."""
-    from ..ops.random import words
-
-    count = min(count, num_rows)
-    j = torch.arange(count)
-    low, high = j * num_rows // max(count, 1), (j + 1) * num_rows // max(count, 1)
-    return (low + (words(seed, j) * (high - low) >> 32)).numpy()
 
 
 def _check_matrix(shape: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """Features kept as codes, in memory or in a mapped file, and decoded when they are gathered.
 
-    store = gs.compress(x, gs.Uniform(bits=4))              in memory
+    store = gs.compress(x, gs.Scalar(bits=1))               in memory
     store = gs.FeatureStore.open("x.gsf")                   mapped: nothing is read until it is needed
     store[ids], store.gather(ids, dtype=torch.bfloat16)     rows, decoded in one multi-threaded pass
 
@@ -156,9 +156,8 @@ class FeatureStore:
         if out is not None:
             self._check_out(out, (len(index), self.num_features), dtype)
         self._check_file()
-        _checks.ids_within("ids", index, self.num_nodes, "nodes")
-        rows = decode_rows(self.codec, self._codes, index, dtype)
-        return rows if out is None else out.copy_(rows)
+        _checks.ids_within("ids", index, self.num_nodes, "nodes")  # for kernels a negative id is a row to leave out
+        return decode_rows(self.codec, self._codes, index, dtype, out)
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """All rows. Takes 4 bytes per number in float32: as much as the features took before."""

@@ -16,6 +16,7 @@ import zlib
 from pathlib import Path
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from ..atomic import put_in_place, replacing
@@ -67,11 +68,20 @@ class Partial:
         with open(self.journal, "a") as journal:
             journal.write(f"{self.checksums[-1]:08x}\n")
 
-    def read(self, k: int) -> list[bytes]:
+    def read(self, k: int) -> list[bytearray]:
         """What was written for block k, as bytes."""
         low = k * self.header.block
         high = min(low + self.header.block, self.header.num_rows)
-        return [os.pread(self.descriptor, size, self.head_bytes + at) for at, size in self.header.spans(low, high)]
+        spans = self.header.spans(low, high)
+        return [bytearray(os.pread(self.descriptor, size, self.head_bytes + at)) for at, size in spans]
+
+    def rows(self, k: int) -> list[Tensor]:
+        """What was written for block k."""
+        low = k * self.header.block
+        num_rows = min(low + self.header.block, self.header.num_rows) - low
+        parts = [part for part in self.header.layout.parts if part.per_row]
+        stored = zip(parts, self.read(k), strict=True)
+        return [torch.frombuffer(data, dtype=part.dtype).view(part.shape_of(num_rows)) for part, data in stored]
 
     def finish(self, tables: list[Tensor]) -> None:
         """Write tables and head, flush, and let the file appear."""
