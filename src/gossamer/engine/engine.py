@@ -148,9 +148,9 @@ class Engine(ABC):
     ) -> Tensor:
         """A x + b + add."""
 
-    def aggregates_first(self, x: Tensor, out_channels: int) -> bool:
+    def aggregates_first(self, x: Tensor, out_channels: int, adjacency: Adjacency) -> bool:
         """(A x) W^T in place of A (x W^T)."""
-        return rules.aggregates_first(x, x.size(1), out_channels)
+        return rules.aggregates_first(x, x.size(1), out_channels, adjacency.graph)
 
     @abstractmethod
     def convolve_plain(
