@@ -16,6 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import gossamer as gs
 from gossamer.aggregate import build
+from gossamer.graph.graph import Block
 from support.adjacencies import dense_of
 from support.pyg_models import NASTY, assert_same, random_input
 
@@ -196,6 +197,64 @@ def test_loops_for_attention_are_edges(name):
     want = counts(edge_index, (nodes, nodes)).fill_diagonal_(1.0)
     for given in (edge_index, gs.Graph.from_edge_index(edge_index, nodes)):
         assert torch.equal(counts(build.looped(given, (nodes, nodes)).edge_index, (nodes, nodes)), want)
+
+
+# Blocks ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(name, first, last):
+    """A part of a graph: the edges into some nodes, which are its first sources, all others behind them."""
+    edge_index, nodes = NASTY[name]
+    order = torch.cat([torch.arange(first, last), torch.arange(first), torch.arange(last, nodes)])
+    place = torch.empty_like(order)
+    place[order] = torch.arange(nodes)
+    into = (edge_index[1] >= first) & (edge_index[1] < last)
+    return order, into, place[edge_index[:, into]]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("options", [(False, True), (True, True), (False, False)], ids=["", "improved", "no loops"])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", NASTY)
+def test_the_matrix_of_a_block(name, whole, options, weighted):
+    """Of a sampled block, that of its sources as nodes; of a part of a graph, rows of that graph's matrix."""
+    edge_index, nodes = NASTY[name]
+    weight = torch.rand(edge_index.size(1)) if weighted else None
+    for first, last in ((0, nodes), (nodes // 2, nodes), (0, nodes // 2), (nodes // 3, nodes // 3)):
+        order, into, edges = rows_of(name, first, last)
+        value = None if weight is None else weight[into]
+        entire = (edge_index, weight) if whole else (edges, value)
+        want_edges, norm = gcn_norm(*entire, nodes, *options, dtype=torch.float32)
+        want = counts(want_edges, (nodes, nodes), norm)
+        want = want[order][:, order] if whole else want
+        part = gs.Graph.from_edge_index(edges, (nodes, last - first), value)
+        of = Block(gs.Graph.from_edge_index(edge_index, nodes, weight), order) if whole else Block()
+        block = gs.Graph(part.rowptr, part.col, nodes, part.value, block=of)
+        found = build.gcn(block, nodes, None, *options)
+        torch.testing.assert_close(dense_of(found), want[: last - first])
+        src, dst = found.graph.edge_index
+        assert found.is_fixed and not (src == dst).any()
+        assert build.gcn(block, nodes, None, *options) is found
+
+
+def test_factors_of_a_graph_are_computed_by_parts(monkeypatch):
+    edge_index, nodes = NASTY["random"]
+    want = build._factors_of(gs.Graph.from_edge_index(edge_index, nodes), False, True)
+    monkeypatch.setattr(build, "ROWS_AT_A_TIME", 7)
+    assert torch.equal(build._factors_of(gs.Graph.from_edge_index(edge_index, nodes), False, True), want)
+
+
+@pytest.mark.parametrize("name", ["loops", "random"])
+def test_loops_for_attention_in_a_block(name):
+    """Of its destinations alone."""
+    nodes = NASTY[name][1]
+    _, _, edges = rows_of(name, 0, nodes // 2)
+    part = gs.Graph.from_edge_index(edges, (nodes, nodes // 2))
+    block = gs.Graph(part.rowptr, part.col, nodes, block=Block())
+    sizes = (nodes, nodes // 2)
+    want = counts(edges, sizes)
+    want.diagonal().fill_(1.0)
+    assert torch.equal(counts(build.looped(block, sizes).edge_index, sizes), want)
 
 
 # The graph is built once ----------------------------------------------------------------------------------------

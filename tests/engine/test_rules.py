@@ -226,6 +226,22 @@ def test_the_cheaper_order(x_learns: bool, grad: bool, widths: tuple[int, int], 
         assert rules.aggregates_first(torch.empty(5, 12).requires_grad_(x_learns), *widths) is first
 
 
+@pytest.mark.parametrize(
+    "edges,grad,widths,first",
+    [
+        (100, False, (64, 8), True), (10_000, False, (64, 8), False), (10_000, False, (8, 64), True),
+        (100, True, (64, 8), True), (10_000, True, (64, 8), False),
+    ],
+)  # fmt: skip
+def test_the_cheaper_order_in_a_block(edges: int, grad: bool, widths: tuple[int, int], first: bool) -> None:
+    """With few destinations a product behind the sum has few rows, which pays unless there are many edges."""
+    rowptr, col = torch.tensor([0, *[edges] * 10]), torch.zeros(edges, dtype=torch.int32)
+    with torch.set_grad_enabled(grad):
+        x = torch.empty(1000, widths[0]).requires_grad_()
+        assert rules.aggregates_first(x, *widths, gs.Graph(rowptr, col, 1000)) is first
+        assert rules.aggregates_first(x, *widths) is (widths[0] < widths[1])
+
+
 # Modules --------------------------------------------------------------------------------------------------------
 
 

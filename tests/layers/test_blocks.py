@@ -46,7 +46,9 @@ MODELS = {
     "sage max": (pyg.GraphSAGE, {"aggr": "max"}),
     "gin": (pyg.GIN, {}),
     "gat": (pyg.GAT, {"heads": 2}),
+    "gat residual": (pyg.GAT, {"heads": 2, "residual": True}),
     "gatv2": (pyg.GAT, {"heads": 2, "v2": True}),
+    "gatv2 shared": (pyg.GAT, {"heads": 2, "v2": True, "residual": True, "share_weights": True}),
 }
 RECIPES = ("tango", "feather", "exact-int2", "exact-int2-published", "rsc", "tango-rsc")
 

@@ -83,6 +83,16 @@ class Projected(NamedTuple):
     """GAT's <h, att> of sources and destinations, with a gradient of their own."""
     residual: Tensor | None = None
 
+    def to_first(self, count: int) -> Projected:
+        """With so many destinations, where one projection of more rows served both ends."""
+        if self.h_dst is None or self.h_dst.size(0) == count:
+            return self
+        residual = None if self.residual is None else self.residual[:count]
+        if self.terms is None:
+            return self._replace(h_dst=self.h_dst[:count], residual=residual)
+        a_src, a_dst = self.terms  # all that is read of a destination's row
+        return self._replace(terms=(a_src, None if a_dst is None else a_dst[:count]), residual=residual)
+
 
 def weight_of_terms(weight: Tensor, *atts: Tensor) -> Tensor:
     by_head = weight.view(atts[0].size(1), -1, weight.size(1))  # [heads, width, columns]

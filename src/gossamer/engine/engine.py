@@ -78,14 +78,18 @@ class Engine(ABC):
         self, x: Any, x_dst: Any, adjacency: Adjacency, attention: Attention, shows_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """The layer's result, and the weights of edges after dropout if they are to be shown."""
-        x, x_dst = _first_rows(x, x_dst, adjacency.graph.num_dst)
+        num_dst = adjacency.graph.num_dst
+        if x_dst is not x or len(attention.lins) > 1:  # else one projection serves both ends
+            x, x_dst = _first_rows(x, x_dst, num_dst)
         rows = self.project_deferred(x, attention) if isinstance(x, Deferred) else None
         if rows is None:
             x, x_dst = _ready(x, x_dst)
             drop = attention.draw_dropout()  # before any noise, so that recipes share masks
             rows = self.project(x, x_dst, attention, shows_weights)
+            x, x_dst = _first_rows(x, x_dst, num_dst)
         else:
             x_dst, drop = None, attention.draw_dropout()
+        rows = rows.to_first(num_dst)
         out, weights = self.weigh(adjacency, rows, attention, drop, shows_weights)
         return self._finish(attention, out, x_dst, rows.residual), weights
 
@@ -148,9 +152,9 @@ class Engine(ABC):
     ) -> Tensor:
         """A x + b + add."""
 
-    def aggregates_first(self, x: Tensor, out_channels: int) -> bool:
+    def aggregates_first(self, x: Tensor, out_channels: int, adjacency: Adjacency) -> bool:
         """(A x) W^T in place of A (x W^T)."""
-        return rules.aggregates_first(x, x.size(1), out_channels)
+        return rules.aggregates_first(x, x.size(1), out_channels, adjacency.graph)
 
     @abstractmethod
     def convolve_plain(

@@ -38,7 +38,7 @@ class Float32(Engine):
         self, x: Tensor, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Tensor | None
     ) -> Tensor:
         rooted = self.rooted(root, x_dst)
-        if self.aggregates_first(x, lin.weight.size(0)):
+        if self.aggregates_first(x, lin.weight.size(0), adjacency):
             return self.product(self.aggregate(adjacency, x), lin.weight, bias, rooted)
         return self.aggregate(adjacency, self.product(x, lin.weight, None), bias, rooted)
 

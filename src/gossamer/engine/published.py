@@ -57,7 +57,7 @@ class Published(Engine):
     ) -> Tensor:
         rooted = self.rooted(root, x_dst)
         both = root is not None and rules.saves_little(x)
-        if both or self.aggregates_first(x, lin.weight.size(0)):
+        if both or self.aggregates_first(x, lin.weight.size(0), adjacency):
             return self.product(self.aggregate(adjacency, x), lin.weight, bias, rooted)
         return self.aggregate(adjacency, self.product(x, lin.weight, None), bias, rooted)
 

@@ -118,7 +118,11 @@ def fits_int8(x: Tensor) -> bool:
     )
 
 
-def aggregates_first(x: Tensor, in_channels: int, out_channels: int) -> bool:
+SPARSE = 10
+"""A multiplication of a sparse product takes as long as so many of a dense one."""
+
+
+def aggregates_first(x: Tensor, in_channels: int, out_channels: int, graph: Graph | None = None) -> bool:
     """(A X) W in place of A (X W): the sparse product is the expensive one.
 
     In training a sparse product of width w is paid once forward and, if a gradient flows through it, once backward:
@@ -126,11 +130,16 @@ def aggregates_first(x: Tensor, in_channels: int, out_channels: int) -> bool:
         multiply first    out + out             backward always needs A^T dout
         aggregate first   in + (in if x needs a gradient)
 
-    On a tie multiply first, which saves x alone and not A X for backward.
+    On a tie multiply first, which saves x alone and not A X for backward. In a block of a mini-batch with few
+    destinations, the dense products, one forward and two or one backward, are the smaller the later they come.
     """
-    if not torch.is_grad_enabled():
-        return in_channels < out_channels
-    return in_channels * (1 + int(x.requires_grad)) < 2 * out_channels
+    forward_only, needs_x = not torch.is_grad_enabled(), x.requires_grad
+    after = in_channels * (1 if forward_only else 1 + int(needs_x))
+    before = out_channels * (1 if forward_only else 2)
+    if graph is None or graph.num_dst >= graph.num_src:
+        return after < before
+    spared = (graph.num_src - graph.num_dst) * in_channels * out_channels * (1 if forward_only else 2 + int(needs_x))
+    return SPARSE * graph.num_edges * (after - before) < spared
 
 
 # Modules ----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from ..atomic import replacing
 from ..graph import Graph
 from ..graph.graph import Block
+from ..ops.gather_rows import gather_rows
 from ..pyg import NothingToLighten, lighten_, restore_
 from ..quiet_pyg import importing_pyg
 from ..state import model_state_of, state_of
@@ -277,7 +278,7 @@ def _rows_of(x: Any) -> Callable[[Tensor | None], Tensor]:
             warnings.simplefilter("ignore")  # it may be read-only: nothing is written here
             x = torch.from_numpy(x)
     if isinstance(x, Tensor):
-        return lambda ids: _floats(x if ids is None else x[ids])
+        return lambda ids: _floats(x if ids is None else gather_rows(x, ids) if x.is_contiguous() else x[ids])
     gather, count = (x.gather if hasattr(x, "gather") else x.__getitem__), len(x)
     return lambda ids: _floats(torch.as_tensor(gather(torch.arange(count) if ids is None else ids)))
 

@@ -87,8 +87,8 @@ class Int8Engine(Engine):
     ) -> Tensor:
         return self.beneath.aggregate(adjacency, x, bias, add)
 
-    def aggregates_first(self, x: Tensor, out_channels: int) -> bool:
-        return self.beneath.aggregates_first(x, out_channels)
+    def aggregates_first(self, x: Tensor, out_channels: int, adjacency: Adjacency) -> bool:
+        return self.beneath.aggregates_first(x, out_channels, adjacency)
 
     def convolve_plain(
         self, x: Tensor, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Tensor | None
@@ -97,7 +97,8 @@ class Int8Engine(Engine):
             return self.beneath.convolve_plain(x, adjacency, lin, bias, root, x_dst)
         together = root is not None and x_dst is x and self._in_int8(root)
         lins, rooted = ([lin, root], None) if together else ([lin], self.rooted(root, x_dst))
-        weights, aggregate_first = [each.weight for each in lins], self.aggregates_first(x, lin.weight.size(0))
+        weights = [each.weight for each in lins]
+        aggregate_first = self.aggregates_first(x, lin.weight.size(0), adjacency)
         if adjacency.is_fixed:
             first: Literal["aggregate", "multiply"] = "aggregate" if aggregate_first else "multiply"
             biases = [bias, *(each.bias for each in lins[1:])]

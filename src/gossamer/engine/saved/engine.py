@@ -56,12 +56,12 @@ class Saved(Engine):
             return self.whole.aggregate(adjacency, x, bias, add)
         return weighted_sum(adjacency, x, self.saving.values if x.requires_grad else None, bias, add)
 
-    def aggregates_first(self, x: Tensor, out_channels: int) -> bool:
+    def aggregates_first(self, x: Tensor, out_channels: int, adjacency: Adjacency) -> bool:
         """What is saved decides: x, whose codes serve several ops; of input that needs no gradient, which lives anyway,
         the codes of A x if they are no more than those of the result.
         """
         if not rules.saves_little(x):
-            return rules.aggregates_first(x, x.size(1), out_channels)
+            return rules.aggregates_first(x, x.size(1), out_channels, adjacency.graph)
         return not x.requires_grad and x.size(1) <= out_channels
 
     def convolve_plain(
@@ -71,7 +71,7 @@ class Saved(Engine):
             h, own = self._products(x, [lin.weight, root.weight], [None, root.bias])
             return self.aggregate(adjacency, h, bias, own)
         rooted = self.rooted(root, x_dst)
-        if not self.aggregates_first(x, lin.weight.size(0)):
+        if not self.aggregates_first(x, lin.weight.size(0), adjacency):
             return self.aggregate(adjacency, self.product(x, lin.weight, None), bias, rooted)
         if adjacency.is_fixed and rules.saves_rows(x) and not x.requires_grad:
             if root is not None:
