@@ -7,10 +7,10 @@ environment that has DGL (1.1.3 runs beside a current torch: pip install dgl==1.
 pydantic psutil requests tqdm networkx); without it ours alone is measured. Both have the same batches of seeds and the
 same number of threads, and take turns; each side's time is the best of several rounds over all batches.
 
-DGL is measured with ids of 64 and of 32 bits, with its fused sampler and without, and compared with the fastest of these
-that draws all edges (of 1.1.3, the fused one draws a part of them if ids have 32 bits). DGL draws the edges of a node
-anew in every layer that needs it, ours once, so the two differ in the edges of a batch: the JSON has both, and seconds
-per batch beside edges per second.
+DGL is measured with ids of 64 and of 32 bits, with its fused sampler and without, and compared with the fastest of
+these that draws all edges (in 1.1.3 the fused one draws a part of them if ids have 32 bits). DGL draws the edges of a
+node anew in every layer that needs it, ours once, so the two differ in the edges of a batch: the JSON has both, and
+seconds per batch beside edges per second.
 """
 
 from __future__ import annotations
