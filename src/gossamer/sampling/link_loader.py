@@ -108,7 +108,7 @@ def _edges(given: Any, num_nodes: int) -> Tensor:
     _checks.shape_of("edge_label_index", edges, (2, None), "[2, edges], sources and destinations")
     if edges.size(1) == 0:
         raise ValueError("`edge_label_index` must hold at least one edge (got none)")
-    _checks.ids_within("edge_label_index", edges, num_nodes, "nodes")
+    _checks.ids_within("edge_label_index", edges.reshape(-1), num_nodes, "nodes")
     return edges.long()
 
 
