@@ -112,7 +112,8 @@ def test_places_left_out_of_json_are_the_usual():
         ("{", r"`text` must be what Recipe.to_json wrote \(got '\{'"),
         (
             "[]",
-            r"`text` must be an object with the places features, compute, activations, backward, training \(got '\[\]'\)",
+            r"`text` must be an object with the places features, compute, activations, backward, training "
+            r"\(got '\[\]'\)",
         ),
         ('{"speed": 1}', "`text` must be an object with the places features, compute"),
         ('{"compute": {"name": "Int3"}}', "`compute` must name one of .*Float32.*got .*Int3"),

@@ -52,6 +52,7 @@ class Blocks(Sequence[Graph]):
             num_src, num_dst = self.sizes[k : k + 2]
             rowptr = self.rowptr[: num_dst + 1]
             col = self.col[: int(rowptr[-1])]
+            _checks.passed(rowptr, col, num_src)  # as parts of what was checked
             value = None if self.value is None else self.value[: col.numel()]
             graph = self._graphs[k] = Graph(rowptr, col, num_src, value, block=Block())
         return graph

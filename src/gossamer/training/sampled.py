@@ -132,6 +132,6 @@ def _check_layers(model: Any, fanouts: Sequence[int]) -> None:
     layers = getattr(model, "num_layers", None)
     if _is_ready(model) and layers != len(fanouts):
         raise ValueError(
-            f"`fanouts` must have one number for each of the model's {layers} layers (got {list(fanouts)}); the first is of "
-            "the seeds' own neighbours"
+            f"`fanouts` must have one number for each of the model's {layers} layers (got {list(fanouts)}); the first "
+            "is of the seeds' own neighbours"
         )
