@@ -25,15 +25,20 @@ from .graph import Block, Graph
 class Blocks(Sequence[Graph]):
     """A sequence of Graphs. `rowptr` and `col` are the CSR of the outermost layer, `value` its weights or None."""
 
-    __slots__ = ("_graphs", "col", "rowptr", "sizes", "value")
+    __slots__ = ("_graphs", "_sampled", "col", "rowptr", "sizes", "value")
 
-    def __init__(self, rowptr: Tensor, col: Tensor, sizes: Sequence[int], value: Tensor | None = None) -> None:
+    def __init__(
+        self, rowptr: Tensor, col: Tensor, sizes: Sequence[int], value: Tensor | None = None, sampled: bool = False
+    ) -> None:
         self.rowptr, self.col, self.value, self.sizes = rowptr, col, value, tuple(int(size) for size in sizes)
         if len(self.sizes) < 2 or any(a <= b for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
             raise ValueError(
                 "`sizes` must fall from the sources of the outermost layer to the seeds, one number more than there "
                 f"are layers (got {self.sizes})"
             )
+        self._sampled = sampled  # by our sampler, which needs no check
+        if sampled:
+            _checks.passed(rowptr, col, self.sizes[0])
         _checks.csr(rowptr, col, self.sizes[0])
         if rowptr.numel() != self.sizes[1] + 1:
             raise ValueError(
@@ -52,7 +57,8 @@ class Blocks(Sequence[Graph]):
             num_src, num_dst = self.sizes[k : k + 2]
             rowptr = self.rowptr[: num_dst + 1]
             col = self.col[: int(rowptr[-1])]
-            _checks.passed(rowptr, col, num_src)  # as parts of what was checked
+            if self._sampled:
+                _checks.passed(rowptr, col, num_src)
             value = None if self.value is None else self.value[: col.numel()]
             graph = self._graphs[k] = Graph(rowptr, col, num_src, value, block=Block())
         return graph

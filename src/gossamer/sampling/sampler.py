@@ -55,7 +55,7 @@ class Sample(NamedTuple):
         """The graphs of the layers, the outermost first; of a sample `with_placeholders`."""
         sizes = torch.tensor(self.nodes_per_hop).cumsum(0).flip(0).tolist()
         _checks.passed(self.rowptr, self.col, sizes[0])
-        return Blocks(self.rowptr, self.col, sizes, self.value)
+        return Blocks(self.rowptr, self.col, sizes, self.value, sampled=True)
 
 
 @final
