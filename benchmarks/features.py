@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,15 +98,13 @@ def encode(args: argparse.Namespace) -> list[dict[str, Any]]:
             runs[name_of(codec)] = lambda fitted=fitted, x=x: fitted.encode(x)
         refined = gs.Scalar(1, per="tensor").fit(x[:20_000])
         codes, refining = refined.encode(x), refined.start_refining()
-        runs["accumulate of scalar:1"] = lambda: refined.accumulate(refining, x, codes)
+        runs["accumulate of scalar:1"] = functools.partial(refined.accumulate, refining, x, codes)
         seconds = best_times(runs, args.repeat)
         some = x[:ROWS_OF_PRODUCT]
-        of_product = {
-            name_of(codec): lambda codec=dataclasses.replace(codec, fitted=random_books(codec, columns)), some=some: (
-                codec.encode(some)
-            )
-            for codec in PRODUCT
-        }
+        of_product = {}
+        for codec in PRODUCT:
+            fitted = dataclasses.replace(codec, fitted=random_books(codec, columns))
+            of_product[name_of(codec)] = functools.partial(fitted.encode, some)
         slow = best_times(of_product, 2)
         results.append({"rows": rows, "columns": columns, "seconds": seconds, "seconds_of_50000_rows": slow})
         show(f"{rows} x {columns}", seconds, "read (max)", rows)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import activation_tables
+import feature_tables
 import int8_tables
 import rsc_tables
 from harness import RESULTS, ROOT
@@ -49,7 +50,7 @@ def describe(content: dict[str, Any]) -> str:
     )
 
 
-MADE = activation_tables.TABLES | int8_tables.TABLES | rsc_tables.TABLES
+MADE = activation_tables.TABLES | feature_tables.TABLES | int8_tables.TABLES | rsc_tables.TABLES
 
 
 def table(name: str) -> str:
@@ -211,4 +212,5 @@ if __name__ == "__main__":
         for results in RESULTS.glob(pattern):
             plot(json.loads(results.read_text()), results.with_suffix(".png"))
     activation_tables.curve_plot(Results(), ROOT / "docs" / "activations-curve.png")
+    feature_tables.plots(Results(), ROOT / "docs")
     rsc_tables.plots(Results(), ROOT / "docs")

@@ -1,0 +1,165 @@
+"""Tables and plots of compressed features and mini-batches (docs/features.md), from results/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from activation_tables import paired, table, where
+
+Results = Mapping[str, Any]
+MODELS = {"sage": "GraphSAGE", "gcn": "GCN", "mlp": "MLP (control)"}
+
+
+def by_job(content: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in content["results"]:
+        found.setdefault((one["set"], one["model"]), {})[one["codec"]] = one
+    return found
+
+
+def accuracy_table(results: Results) -> str:
+    """The score in float32, and each codec's difference to it with its standard error, and its stored ratio."""
+    content, rows = results["features-accuracy"], []
+    codecs = list(dict.fromkeys(one["codec"] for one in content["results"] if one["codec"] != "float32"))
+    for (name, model), runs in by_job(content).items():
+        exact = runs["float32"]
+        cells = [f"{name}, {MODELS[model]}", f"{exact['mean']:.2f} ± {exact['std']:.2f}"]
+        for codec in codecs:
+            difference = paired(exact, runs[codec]) if codec in runs else None
+            told = "–" if difference is None else f"{difference[0]:+.2f} ± {difference[1]:.2f}"
+            cells.append(told if difference is None else f"{told} ({runs[codec]['ratio']:.0f}x)")
+        rows.append(cells)
+    seeds = sorted({one["seeds"] for one in content["results"]})
+    told = f"{' or '.join(map(str, seeds))} seeds, layers of {content['width']}; in parentheses the stored ratio."
+    return f"{table(['set and model', 'float32', *codecs], rows)}\n\n{told} {where(content)}"
+
+
+def epochs_table(results: Results) -> str:
+    content, rows = results["minibatch-epochs"], []
+    for one in content["results"]:
+        parts = [f"{1e3 * one['parts'][name]:.1f}" for name in ("sample", "gather", "forward", "backward")]
+        faster = "" if one["variant"].startswith("PyG") else f"**{one['times_faster']:.1f}x**"
+        per_batch = f"{1e3 * one['seconds'] / content['batches']:.0f}"
+        rows.append([one["variant"], f"{one['feature_bytes'] / 1e6:.1f}", per_batch, faster, *parts])
+    heads = ["variant", "features, MB", "ms a batch", "faster than PyG", "sample", "gather", "forward", "backward"]
+    told = (
+        f"GraphSAGE 3x{content['width']}, fan-outs {'-'.join(map(str, content['fanouts']))}, {content['batch_size']} "
+        f"seeds, graph `{content['graph']}`; best epoch of {content['batches']} batches, prefetching by a thread. The "
+        "last four columns are milliseconds of the parts, one after the other."
+    )
+    return f"{table(heads, rows)}\n\n{told} {where(content)}"
+
+
+def gather_table(results: Results) -> str:
+    content, rows = results["features-gather"], []
+    for one in content["results"]:
+        seconds, floats = one["seconds"], 4 * one["rows"] * one["columns"]
+        for k, (codec, size) in enumerate(one["bytes"].items()):
+            speeds = [f"{seconds[name] / seconds[codec]:.1f}x" for name in ("x[ids] float32", "x[ids] float16")]
+            reused = f"{seconds['float32, result reused'] / seconds[codec]:.1f}x"
+            first = f"{one['rows']:,} x {one['columns']}" if k == 0 else ""
+            rows.append([first, f"`{codec}`", f"{floats / size:.1f}x", f"**{speeds[0]}**", speeds[1], reused])
+    heads = ["features", "codec", "stored ratio", "against `x[ids]`, float32", "float16", "float32, result reused"]
+    told = f"Rows per second of {content['results'][0]['ids']:,} random rows, decoded to float32."
+    return f"{table(heads, rows, 2)}\n\n{told} {where(content)}"
+
+
+def scale_table(results: Results) -> str:
+    content, rows = results["minibatch-scale"], []
+    for one in content["results"]:
+        millions = one["nodes"] / 1e6
+        cells = [f"{millions:.0f} M", f"{one['edges'] / 1e6:.0f} M"]
+        for part in ("generate", "compress", "tango"):
+            run = one.get(part)
+            cells += ["–", "–"] if run is None else [seconds_of(run), f"{run['peak_bytes'] / 1e9:.2f}"]
+        rows.append(cells)
+    heads = ["nodes", "edges", "generate, s", "peak GB", "compress to 1 bit, s", "peak GB"]
+    heads += ["epoch of 200,000 seeds, s", "peak GB"]
+    return f"{table(heads, rows, 0)}\n\nGraphSAGE 3x{content['width']} under `tango`. {where(content)}"
+
+
+def seconds_of(run: dict[str, Any]) -> str:
+    return f"{run.get('seconds', run['total_seconds']):.0f}"
+
+
+def sampling_table(results: Results) -> str:
+    content = results["sampling"]
+    ours, dgl = content["gossamer"], content["dgl"]
+    rows = [["`gs.NeighborSampler`", rate(ours), f"{1e3 * ours['seconds_per_batch']:.1f}"]]
+    for name, one in dgl.items():
+        if isinstance(one, dict):
+            rows.append([f"DGL {dgl['version']}, {name}", rate(one), f"{1e3 * one['seconds_per_batch']:.1f}"])
+    graph = content["graph"]
+    told = (
+        f"Fan-outs {'-'.join(map(str, content['fanouts']))}, {content['batch_size']} seeds, {graph['nodes']:,} nodes, "
+        f"{graph['edges']:,} edges; ours samples {content['ratio_edges_per_second']:.1f} times as many edges a second "
+        "as the fastest of DGL's."
+    )
+    return f"{table(['sampler', 'million edges a second', 'ms a batch'], rows)}\n\n{told} {where(content)}"
+
+
+def rate(one: dict[str, Any]) -> str:
+    return f"{one['edges_per_second'] / 1e6:.1f}"
+
+
+def mapped_table(results: Results) -> str:
+    content = results["minibatch-mapped"]
+    slow = next(one for one in content["results"] if one["features"] == "float32")["seconds_per_batch"]
+    rows = [
+        [
+            {"codes": "1 bit, mapped", "float32": "float32, mapped"}[one["features"]],
+            f"{1e3 * one['seconds_per_batch']:.0f}",
+            f"{slow / one['seconds_per_batch']:.1f}x",
+        ]
+        for one in content["results"]
+    ]
+    told = (
+        f"{content['nodes'] / 1e6:.0f} M nodes with 128 features, {content['float32_bytes'] / 1e9:.1f} GB in float32, "
+        f"in a process that may use {content['limit_bytes'] / 2**30:g} GB, page cache included."
+    )
+    return f"{table(['features', 'ms a batch', 'faster'], rows)}\n\n{told} {where(content)}"
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "features-accuracy": accuracy_table,
+    "features-gather": gather_table,
+    "minibatch-epochs": epochs_table,
+    "minibatch-scale": scale_table,
+    "minibatch-mapped": mapped_table,
+    "sampling": sampling_table,
+}
+
+
+def plots(results: Results, folder: Path) -> None:
+    """Accuracy against the stored ratio, if it has been measured."""
+    if "features-accuracy" not in results:
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    jobs = by_job(results["features-accuracy"])
+    sets = list(dict.fromkeys(name for name, _ in jobs))
+    figure, panels = plt.subplots(1, len(sets), figsize=(3.4 * len(sets), 3.4), squeeze=False)
+    shades = {"sage": "#08519c", "gcn": "#6baed6", "mlp": "#bdbdbd"}
+    for axes, name in zip(panels[0], sets, strict=True):
+        for model, shade in shades.items():
+            runs = jobs.get((name, model), {})
+            scalar = [one for codec, one in runs.items() if not codec.startswith("product")]
+            scalar.sort(key=lambda one: one["ratio"])
+            product = [one for codec, one in runs.items() if codec.startswith("product")]
+            for line, marker, style in ((scalar, "o", "-"), (product, "s", "none")):
+                axes.errorbar([one["ratio"] for one in line], [one["mean"] for one in line],
+                              [one["std"] for one in line], color=shade, marker=marker, linestyle=style, capsize=2,
+                              label=MODELS[model] if marker == "o" else None)  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xlabel("times smaller than float32")
+        axes.set_title(f"test score on {name}, %", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(folder / "features-accuracy.png", dpi=150)
+    plt.close(figure)
