@@ -136,6 +136,17 @@ def test_whatever_holds_the_rows(dtype, tmp_path):
             assert batch.x.dtype == dtype and torch.equal(batch.x, X[batch.n_id].to(dtype))
 
 
+def test_numbers_and_ids_of_numpy():
+    two, ids = np.int64(2), np.arange(10, 110, dtype=np.int32)
+    assert equal(list(loader(seeds=ids, fanouts=[two, two], batch_size=np.int32(32))), list(loader(fanouts=[2, 2])))
+
+
+def test_a_mask_of_seeds():
+    mask = torch.zeros(NODES, dtype=torch.bool)
+    mask[10:110] = True
+    assert equal(list(loader(seeds=mask)), list(loader()))
+
+
 def test_no_features():
     assert all("x" not in batch for batch in loader(x=None))
 
