@@ -86,6 +86,11 @@ def test_where_a_hop_finds_no_new_node():
     assert torch.equal(batch.x, X[batch.n_id])
 
 
+def test_blocks_stay_blocks_where_pyg_moves_a_batch():
+    for batch in loader(blocks=True):
+        assert batch.to("cpu").blocks is batch.blocks and batch.clone().blocks.sizes == batch.blocks.sizes
+
+
 def test_weights_of_edges():
     graph = graphs.random_graph(50, 50, 400, weighted=True)
     weight_of = {(s, d): set() for s, d in graph.edge_index.t().tolist()}
