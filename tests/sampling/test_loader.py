@@ -86,6 +86,11 @@ def test_where_a_hop_finds_no_new_node():
     assert torch.equal(batch.x, X[batch.n_id])
 
 
+def test_blocks_stay_blocks_where_pyg_moves_a_batch():
+    for batch in loader(blocks=True):
+        assert batch.to("cpu").blocks is batch.blocks and batch.clone().blocks.sizes == batch.blocks.sizes
+
+
 def test_weights_of_edges():
     graph = graphs.random_graph(50, 50, 400, weighted=True)
     weight_of = {(s, d): set() for s, d in graph.edge_index.t().tolist()}
@@ -134,6 +139,17 @@ def test_whatever_holds_the_rows(dtype, tmp_path):
     for x in (X, X.double(), X.int(), X.numpy(), read_only, Store(), GatheringStore(), X.t().contiguous().t()):
         for batch in loader(x=x, dtype=dtype):
             assert batch.x.dtype == dtype and torch.equal(batch.x, X[batch.n_id].to(dtype))
+
+
+def test_numbers_and_ids_of_numpy():
+    two, ids = np.int64(2), np.arange(10, 110, dtype=np.int32)
+    assert equal(list(loader(seeds=ids, fanouts=[two, two], batch_size=np.int32(32))), list(loader(fanouts=[2, 2])))
+
+
+def test_a_mask_of_seeds():
+    mask = torch.zeros(NODES, dtype=torch.bool)
+    mask[10:110] = True
+    assert equal(list(loader(seeds=mask)), list(loader()))
 
 
 def test_no_features():

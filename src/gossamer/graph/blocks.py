@@ -22,8 +22,11 @@ from .graph import Block, Graph
 
 
 @final
-class Blocks(Sequence[Graph]):
-    """A sequence of Graphs. `rowptr` and `col` are the CSR of the outermost layer, `value` its weights or None."""
+class Blocks:
+    """A sequence of Graphs. `rowptr` and `col` are the CSR of the outermost layer, `value` its weights or None.
+
+    It is no `collections.abc.Sequence`: PyG's `data.to(device)` makes a list of every one that it meets.
+    """
 
     __slots__ = ("_graphs", "_sampled", "col", "rowptr", "sizes", "value")
 
@@ -50,7 +53,7 @@ class Blocks(Sequence[Graph]):
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def __getitem__(self, k: int) -> Graph:  # type: ignore[override]
+    def __getitem__(self, k: int) -> Graph:
         k = range(len(self))[k]
         graph = self._graphs[k]
         if graph is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from ..ops import _checks
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """An int of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """An int of at least `least`; NumPy's will do."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be a whole number (got {value!r})")
-    _checks.at_least(name, value, least)
-    return value
+    _checks.at_least(name, int(value), least)
+    return int(value)
 
 
 def fanouts(given: Any) -> list[int]:
@@ -25,11 +26,11 @@ def fanouts(given: Any) -> list[int]:
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise TypeError(f"`fanouts` must be a list of whole numbers, one per hop (got {given!r})")
     for fanout in given:
-        if isinstance(fanout, bool) or not isinstance(fanout, int):
+        if isinstance(fanout, bool) or not isinstance(fanout, Integral):
             raise TypeError(f"`fanouts` must hold whole numbers (got {fanout!r})")
-        if fanout == 0 or fanout < -1:
+        if int(fanout) == 0 or int(fanout) < -1:
             raise ValueError(f"`fanouts` must be at least 1, or -1 for all neighbours (got {fanout})")
-    return list(given)
+    return [int(fanout) for fanout in given]
 
 
 def square(graph: Any) -> Graph:

@@ -34,9 +34,11 @@ class Epochs(ABC):
     """
 
     def __init__(self, count: int, how: Batching) -> None:
-        checks.whole("batch_size", how.batch_size, 1)
-        checks.whole("prefetch", how.prefetch, 0)
-        checks.whole("seed", how.seed, -(2**63))
+        how = how._replace(
+            batch_size=checks.whole("batch_size", how.batch_size, 1),
+            prefetch=checks.whole("prefetch", how.prefetch, 0),
+            seed=checks.whole("seed", how.seed, -(2**63)),
+        )
         self._count, self._how = count, how
         self._epoch, self._yielded, self._begun = 0, 0, False
         if len(self) == 0:
