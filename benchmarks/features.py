@@ -95,22 +95,22 @@ def encode(args: argparse.Namespace) -> list[dict[str, Any]]:
         for codec in SCALAR:
             fitted = codec.fit(x[:20_000])
             runs[name_of(codec)] = lambda fitted=fitted, x=x: fitted.encode(x)
-        refined = gs.Scalar(1, per="tensor").fit(x[:20_000])
-        codes, refining = refined.encode(x), refined.start_refining()
-        runs["accumulate of scalar:1"] = lambda: refined.accumulate(refining, x, codes)
+        runs["accumulate of scalar:1"] = accumulating(gs.Scalar(1, per="tensor").fit(x[:20_000]), x)
         seconds = best_times(runs, args.repeat)
-        some = x[:ROWS_OF_PRODUCT]
-        of_product = {
-            name_of(codec): lambda codec=dataclasses.replace(codec, fitted=random_books(codec, columns)), some=some: (
-                codec.encode(some)
-            )
-            for codec in PRODUCT
-        }
+        some, of_product = x[:ROWS_OF_PRODUCT], {}
+        for codec in PRODUCT:
+            fitted = dataclasses.replace(codec, fitted=random_books(codec, columns))
+            of_product[name_of(codec)] = lambda fitted=fitted, some=some: fitted.encode(some)
         slow = best_times(of_product, 2)
         results.append({"rows": rows, "columns": columns, "seconds": seconds, "seconds_of_50000_rows": slow})
         show(f"{rows} x {columns}", seconds, "read (max)", rows)
         show(f"{len(some)} x {columns}", slow, name_of(PRODUCT[0]), len(some))
     return results
+
+
+def accumulating(codec: gs.Scalar, x: torch.Tensor) -> Callable[[], None]:
+    codes, refining = codec.encode(x), codec.start_refining()
+    return lambda: codec.accumulate(refining, x, codes)
 
 
 def show(title: str, seconds: dict[str, float], baseline: str, rows: int) -> None:

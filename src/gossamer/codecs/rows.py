@@ -160,7 +160,7 @@ def rows_into(
         out = memory.empty(shape, kind) if ids.device.type == "cpu" else ids.new_empty(shape, dtype=kind)
         if codes.shape.numel():
             gather(out)
-        return as_dtype(out, dtype)
+        return out if out.dtype == dtype else as_dtype(out, dtype)
     gather(out)
     return out
 
