@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import random
 
 import pytest
 import safetensors.torch
@@ -115,7 +116,7 @@ def other_dtype(head: dict) -> None:
         ({"format": "gossamer.features.x"}, r"has the format 'gossamer\.features\.x'"),
         ({"shape": None}, "does not fit its contents"),
         ({"shape": "[137]"}, r"shape \[137\]"),
-        ({"shape": "[136, 21]"}, r"for 136 rows"),
+        ({"shape": "[136, 21]"}, r"a tensor of rows of the shape .* for 136 of them"),
         ({"shape": "[137, 23]"}, r"bytes of codes, where Uniform\(bits=4.*for 137 x 23"),
         ({"shape": "[-137, 21]"}, r"shape \[-137, 21\]"),
         ({"shape": f"[{2**60}, 21]"}, r"shape \["),
@@ -169,6 +170,23 @@ def test_checksums_notice_every_byte(written, x):
     written.write_bytes(damaged)
     with pytest.raises(gs.BadFeatureFile, match="its rows 50 to 99 do not"):
         gs.FeatureStore.open(written, verify=True)
+
+
+def test_damage_anywhere_is_an_error_or_other_numbers_and_never_a_crash(codec, x, path):
+    gs.compress(x, codec, path, block=50)
+    whole, size, draw = path.read_bytes(), head_of(path)[1], random.Random(0)
+    refused = 0
+    for _ in range(100):
+        damaged = bytearray(whole)
+        for _ in range(draw.choice((1, 2, 5))):
+            at = draw.randrange(size if draw.random() < 0.8 else len(whole))
+            damaged[at] = draw.choice(b'0123456789-,[]{}":') if draw.random() < 0.5 else draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            assert len(gs.FeatureStore.open(path).decode()) > 0
+        except gs.BadFeatureFile:
+            refused += 1
+    assert 50 < refused < 100
 
 
 def test_a_file_that_is_written_to_while_mapped(written):

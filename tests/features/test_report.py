@@ -12,6 +12,7 @@ from torch import Tensor
 
 import gossamer as gs
 from gossamer.features import profile
+from gossamer.features.layout import label
 from gossamer.features.profile import error_gains, gains, unit_rows
 
 
@@ -137,13 +138,28 @@ def test_text_and_json():
     report = gs.feature_report(torch.randn(50, 30).half(), gs.Scalar(bits=4), some_graph())
     text = str(report)
     assert "50 x 30 features, float16" in text and "vs float16" in text and "eta_3" in text and "Khat" in text
+    assert "Scalar(bits=4) " in text and "refine" not in text  # in short
     told = json.loads(report.to_json())
+    assert eval(told["codecs"][0]["codec"], vars(gs)) == gs.Scalar(bits=4)
     assert len(told["codecs"]) == 4 and told["khat"] == list(report.khat) and told["source_dtype"] == "float16"
     without = str(gs.feature_report(torch.randn(50, 30), gs.Uniform(bits=1), candidates=[]))
     assert "No codec has eta_0 <= 0.05" in without and "Pass a graph" in without
     endless = gs.feature_report(torch.ones(500, 3), gs.Uniform(bits=4), complete(500))
     assert endless.safe_ratio[2] == math.inf and json.loads(endless.to_json())["safe_ratio"][2] is None
     assert "any" in str(endless)
+
+
+@pytest.mark.parametrize(
+    ("codec", "text"),
+    [
+        (gs.Scalar(), "Scalar(bits=4)"),
+        (gs.Scalar(2, scale="log", refine=False), "Scalar(bits=2, scale='log', refine=False)"),
+        (gs.Product(8, 64, metric="cosine"), "Product(width=8, length=64, metric='cosine')"),
+        (gs.TwoLevel(gs.Scalar(8), gs.Scalar(1)), "TwoLevel(Scalar(bits=8), Scalar(bits=1))"),
+    ],
+)
+def test_labels(codec, text):
+    assert label(codec) == text
 
 
 def complete(num_nodes: int) -> gs.Graph:

@@ -15,29 +15,9 @@ import torch
 
 import gossamer as gs
 from gossamer.codecs.rows import RowCodec
-from gossamer.features.source import Source, source_of
+from gossamer.features.source import source_of
 from gossamer.features.writer import Partial
-
-
-class Stop(BaseException):
-    """As KeyboardInterrupt, without pytest's own handling of it."""
-
-
-def stopping(x, after: int) -> Source:
-    """Features whose reading is interrupted after so many rows."""
-    source = source_of(x)
-    pieces = source.pieces
-
-    def stopped(start: int, block: int):
-        at = start
-        for piece in pieces(start, block):
-            if at >= after:
-                raise Stop
-            at += len(piece)
-            yield piece
-
-    source.pieces = stopped
-    return source
+from support.interrupted import Stop, stopping
 
 
 def interrupt(x, codec, path, after=60, **settings) -> None:

@@ -25,9 +25,11 @@ from .train import _set_threads
 def show(store: FeatureStore, seconds: float, report: FeatureReport | None) -> None:
     if report is not None:
         print(report)
-    on_disk = f"{store.ratio:.1f}x smaller than float32, {store.ratio_on_disk:.1f}x than {store.source_dtype}"
     size = f"{store.num_nodes:,} x {store.num_features:,} as {store.codec!r}, {store.nbytes / 1e6:,.2f} MB"
-    print(f"{store.path}: {size}, {on_disk}; {seconds:.1f} s")
+    ratio = f"{store.ratio:.1f}x smaller than float32"
+    if store.source_dtype != "float32":
+        ratio += f", {store.ratio_on_disk:.1f}x than {store.source_dtype}"
+    print(f"{store.path}: {size}, {ratio}; {seconds:.1f} s")
 
 
 def compress(

@@ -25,8 +25,10 @@ from torch import Tensor
 
 from ..codecs import Codec, Codes
 from ..codecs.rows import SAMPLE_ROWS, NotFinite, RowCodec, sample_ids
-from .file import OUTPUT_DTYPES, Header, checksum, header_of
-from .layout import check_codec, to_plain
+from ..codecs.two_level import TwoLevel
+from ..ops._checks import ids_within
+from .file import OUTPUT_DTYPES, Header, checksum, important_before
+from .layout import check_codec, fitted_tables, layout_of, refined, refines, row_tensors, tables, to_plain
 from .progress import Bar
 from .source import Source, source_of
 from .store import FeatureStore
@@ -46,6 +48,7 @@ def compress(
     resume: bool = False,
     dtype_out: torch.dtype = torch.float32,
     seed: int = 0,
+    important: Tensor | None = None,
 ) -> FeatureStore:
     """Encode features [nodes, features] with `codec`, in memory or into the file `out` (usually *.gsf).
 
@@ -53,7 +56,8 @@ def compress(
     list, or a function that returns a new iterator (see features/source.py). Floating-point numbers or integers.
     sample: how many rows the codec is fitted to, drawn with `seed`, or their ids; by default 100,000, and at least 64
     for each entry of a codebook. block: rows that are encoded at a time. dtype_out: in which `store[ids]` decodes,
-    float32 or bfloat16. progress: a bar on standard error if it takes more than a moment.
+    float32 or bfloat16. progress: a bar on standard error if it takes more than a moment. important: for gs.TwoLevel, a
+    truth value per row (or ids): those that get the mild code.
 
     A file appears under its name when it is complete. After an interruption `resume=True` continues behind the last
     whole block; it starts from the beginning if there is nothing to continue, and refuses to continue with another
@@ -70,82 +74,89 @@ def compress(
     source = source_of(x)
     if source.num_rows == 0:
         raise ValueError("`x` must have at least one row (got none)")
+    mask = _mask(codec, important, source.num_rows)
     with Bar(source.num_rows, progress) as bar, torch.no_grad():
         bar.say("fitting")
         ids = _sample_ids(source, codec, sample, seed)
         rows = _sample_rows(source, ids)
-        fitted = codec.fit(rows)
-        header = header_of(
-            fitted, source.num_rows, source.num_features, source.dtype, source.itemsize, dtype_out, block
+        fitted = codec.fit(rows) if mask is None else codec.fit(rows, mask[torch.from_numpy(ids)])  # type: ignore[call-arg]
+        header = Header(
+            fitted,
+            layout_of(fitted, source.num_features, mask),
+            source.num_rows,
+            source.num_features,
+            source.dtype,
+            source.itemsize,
+            dtype_out,
+            block,
+            None if mask is None else important_before(mask, block),
         )
-        if out is None:
-            del rows
-            return _in_memory(source, header, bar)
-        identity = _identity(source, codec, header, rows)
+        identity = _identity(source, codec, header, rows, mask) if out is not None else {}
         del rows
+        if out is None:
+            return _in_memory(source, header, mask, bar)
         path = Path(out).absolute()
-        _to_file(source, header, Partial(path, header, identity, resume), bar)
+        _to_file(source, header, mask, Partial(path, header, identity, resume), bar)
     return FeatureStore.open(path)
 
 
 class _Encoder:
     """A fitted codec at work: rows in, codes out; where the codec wants it, its tables become means over all rows."""
 
-    def __init__(self, header: Header) -> None:
-        self.header, self.codec = header, header.codec
-        refines = isinstance(self.codec, RowCodec) and getattr(self.codec, "refine", True)
-        self.refining = self.codec.start_refining() if refines else None  # type: ignore[attr-defined]
+    def __init__(self, header: Header, important: Tensor | None) -> None:
+        self.header, self.codec, self.important = header, header.codec, important
+        self.refining = self.codec.start_refining() if refines(self.codec) else None  # type: ignore[attr-defined]
 
-    def encode(self, x: Tensor) -> list[Tensor]:
-        """The codes of these rows."""
-        codes = self.codec.encode(x)
+    def encode(self, x: Tensor, k: int) -> list[Tensor]:
+        """The codes of block k."""
+        mask = self._mask(k)
+        codes = self.codec.encode(x) if mask is None else self.codec.encode(x, important=mask)  # type: ignore[call-arg]
         self._add(x, codes)
-        return self.header.layout.rows(codes.tensors, 0, len(x))
+        return row_tensors(self.header.layout, codes.tensors)
 
-    def recall(self, x: Tensor, rows: list[Tensor]) -> None:
-        """Rows that were encoded in an earlier run."""
-        self._add(x, Codes((*rows, *self.header.layout.tables(_encoded_zeros(self.header))), x.shape, x.dtype))
+    def recall(self, x: Tensor, k: int, rows: list[Tensor]) -> None:
+        """Rows of block k that were encoded in an earlier run."""
+        self._add(x, Codes((*rows, *fitted_tables(self.codec, x.size(1), self._mask(k))), x.shape, x.dtype))
 
     def tables(self) -> list[Tensor]:
         """Of the codec that has seen all rows."""
-        if self.refining is None:
-            return self.header.layout.tables(_encoded_zeros(self.header))
-        return list(self.codec.refined(self.refining).tables())  # type: ignore[attr-defined]
+        codec = self.codec if self.refining is None else refined(self.codec, self.refining)
+        return fitted_tables(codec, self.header.num_features, self.important)
+
+    def _mask(self, k: int) -> Tensor | None:
+        block = self.header.block
+        return None if self.important is None else self.important[k * block : (k + 1) * block]
 
     def _add(self, x: Tensor, codes: Codes) -> None:
         if self.refining is not None:
             self.codec.accumulate(self.refining, x, codes)  # type: ignore[attr-defined]
 
 
-def _encoded_zeros(header: Header) -> tuple[Tensor, ...]:
-    return header.codec.encode(torch.zeros(1, header.num_features)).tensors
-
-
-def _in_memory(source: Source, header: Header, bar: Bar) -> FeatureStore:
-    tensors = tuple(torch.empty(part.shape_of(header.num_rows), dtype=part.dtype) for part in header.layout.parts)
-    encoder, low = _Encoder(header), 0
-    for x in _ahead(source.blocks(header.block)):
-        _copy(encoder.encode(x), header.layout.rows(tensors, low, low + len(x)))
-        low += len(x)
-        bar.show(low)
-    _copy(encoder.tables(), header.layout.tables(tensors))
+def _in_memory(source: Source, header: Header, important: Tensor | None, bar: Bar) -> FeatureStore:
+    tensors = tuple(torch.empty(part.shape_of(header.count(part)), dtype=part.dtype) for part in header.layout)
+    encoder = _Encoder(header, important)
+    for k, x in enumerate(_ahead(source.blocks(header.block))):
+        _copy(encoder.encode(x, k), header.rows(tensors, k))
+        bar.show((k + 1) * header.block)
+    _copy(encoder.tables(), tables(header.layout, tensors))
     return FeatureStore(header, tensors)
 
 
 def _copy(made: list[Tensor], into: list[Tensor]) -> None:
     for part, place in zip(made, into, strict=True):
-        place.copy_(part)
+        if place.numel():  # a level of a two-level code may have no rows in a block
+            place.copy_(part)
 
 
-def _to_file(source: Source, header: Header, partial: Partial, bar: Bar) -> None:
+def _to_file(source: Source, header: Header, important: Tensor | None, partial: Partial, bar: Bar) -> None:
     try:
-        encoder, done = _Encoder(header), partial.done
+        encoder, done = _Encoder(header, important), partial.done
         if encoder.refining is not None:  # means are over all rows: those that are encoded are read again
             for k, x in enumerate(_ahead(source.blocks(header.block), done)):
-                encoder.recall(x, partial.rows(k))
+                encoder.recall(x, k, partial.rows(k))
         bar.show(done * header.block)
         for x in _ahead(source.blocks(header.block, done * header.block)):
-            partial.write(encoder.encode(x))
+            partial.write(encoder.encode(x, partial.done))
             bar.show(partial.done * header.block)
         partial.finish(encoder.tables())
     except BaseException as error:
@@ -190,7 +201,30 @@ def _sample_rows(source: Source, ids: np.ndarray) -> Tensor:
         raise error
 
 
-def _identity(source: Source, codec: Codec, header: Header, rows: Tensor) -> dict[str, Any]:
+def _mask(codec: Codec, important: Tensor | None, num_rows: int) -> Tensor | None:
+    """Which rows are important, for a codec that asks for it."""
+    if not isinstance(codec, TwoLevel):
+        if important is not None:
+            raise ValueError(f"`important` is for gs.TwoLevel, which treats such rows apart (got it with {codec!r})")
+        return None
+    if important is None:
+        raise ValueError(
+            "`important` must be given for gs.TwoLevel: which rows get the mild code, such as the nodes that are "
+            "trained and tested on"
+        )
+    given = torch.as_tensor(important).cpu()
+    if given.dtype in (torch.int32, torch.int64) and given.dim() == 1:
+        ids_within("important", given, num_rows, "rows")
+        return torch.zeros(num_rows, dtype=torch.bool).index_fill_(0, given.long(), True)
+    if given.dtype != torch.bool or given.shape != (num_rows,):
+        raise ValueError(
+            f"`important` must be a truth value for each of {num_rows} rows, or their ids (got {given.dtype} of the "
+            f"shape {tuple(given.shape)})"
+        )
+    return given
+
+
+def _identity(source: Source, codec: Codec, header: Header, rows: Tensor, mask: Tensor | None) -> dict[str, Any]:
     """What must be the same for an encoding to be continued."""
     return {
         "source": f"{source.origin}, {source.num_rows} x {source.num_features} {source.dtype}",
@@ -198,5 +232,5 @@ def _identity(source: Source, codec: Codec, header: Header, rows: Tensor) -> dic
         "block": header.block,
         "dtype": str(header.dtype),
         "sample": f"{len(rows)} rows {checksum([rows]):08x}",
-        "tables": f"{checksum(header.layout.tables(_encoded_zeros(header))):08x}",
+        "tables": f"{checksum(fitted_tables(header.codec, source.num_features, mask)):08x}",
     }

@@ -26,6 +26,7 @@ from ..codecs import Codec, Scalar
 from ..codecs.rows import sample_ids
 from ..graph import Graph
 from .compress import BLOCK, compress
+from .layout import label
 from .profile import (
     HOPS,
     SAFE_ERROR,
@@ -49,9 +50,10 @@ CANDIDATES: tuple[Codec, ...] = tuple(Scalar(bits) for bits in (8, 4, 2, 1))
 @final
 @dataclass(frozen=True)
 class CodecReport:
-    """One codec. `eta`: relative error after 0, 1, .. averages over neighbours, the first alone without a graph."""
+    """One codec, and its name in short. `eta`: relative error after 0, 1, .. averages; one number without a graph."""
 
     codec: str
+    label: str
     nbytes: int
     ratio: float
     ratio_on_disk: float
@@ -87,16 +89,15 @@ class FeatureReport:
         title = f"{self.num_nodes:,} x {self.num_features:,} features, {self.source_dtype}"
         table = Table(title=title, title_justify="left", caption=self._caption(), caption_justify="left")
         table.add_column("codec")
-        for name in ("MB", "vs float32", f"vs {self.source_dtype}", "error", *(f"eta_{k}" for k in self._hops())):
+        against = ["vs float32", *([f"vs {self.source_dtype}"] if self.source_dtype != "float32" else [])]
+        for name in ("MB", *against, "error", *(f"eta_{k}" for k in range(len(self.codecs[0].eta)))):
             table.add_column(name, justify="right")
         for each in self.codecs:
-            ratios = (f"{each.nbytes / 1e6:,.2f}", f"{each.ratio:.1f}x", f"{each.ratio_on_disk:.1f}x")
-            errors = (f"{error:.3f}" for error in (each.relative_error, *each.eta))
-            table.add_row(each.codec, *ratios, *errors, style="bold" if each.codec == self.recommended else None)
+            ratios = [f"{ratio:.1f}x" for ratio in (each.ratio, each.ratio_on_disk)[: len(against)]]
+            errors = [f"{error:.3f}" for error in (each.relative_error, *each.eta)]
+            style = "bold" if each.codec == self.recommended else None
+            table.add_row(each.label, f"{each.nbytes / 1e6:,.2f}", *ratios, *errors, style=style)
         return table
-
-    def _hops(self) -> range:
-        return range(len(self.codecs[0].eta))
 
     def _caption(self) -> str:
         lines = []
@@ -108,7 +109,8 @@ class FeatureReport:
         if self.recommended is None:
             lines.append(f"No codec has {bound}: keep the features, or add a codec of more bits to the candidates.")
         else:
-            lines.append(f"Recommended, the strongest with {bound}: {self.recommended}.")
+            best = next(each.label for each in self.codecs if each.codec == self.recommended)
+            lines.append(f"Recommended, the strongest with {bound}: {best}.")
         if not self.khat:
             lines.append("Pass a graph to see what neighbour averages leave of the errors.")
         return "\n".join(lines)
@@ -197,7 +199,8 @@ class _Signal:
             for hop in range(len(left.norms))
         ]
         relative = ratio(math.sqrt(sum_of_squares), math.sqrt(self.sum_of_squares))
-        return CodecReport(repr(store.codec), store.nbytes, store.ratio, store.ratio_on_disk, relative, tuple(eta))
+        ratios = store.ratio, store.ratio_on_disk
+        return CodecReport(repr(store.codec), label(store.codec), store.nbytes, *ratios, relative, tuple(eta))
 
     def khat(self) -> list[float]:
         """For 1 .. HOPS layers; none without a graph."""

@@ -27,7 +27,7 @@ from ..codecs import Codec, Codes
 from ..ops import _checks
 from . import file, writer
 from .file import OUTPUT_DTYPES, Header
-from .layout import check_codec, decode_rows
+from .layout import check_codec, decode_rows, row_tensors, tables
 from .mapped import Watched
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class FeatureStore:
     @property
     def nbytes(self) -> int:
         """Bytes of codes and tables, exactly: the size of the file without its header."""
-        return self._header.layout.nbytes(self.num_nodes)
+        return self._header.code_bytes
 
     @property
     def ratio(self) -> float:
@@ -177,7 +177,8 @@ class FeatureStore:
         The stored tensor itself where the codec has one tensor of rows, else a copy with a row's parts side by side.
         """
         self._check_file()
-        rows = [tensor.reshape(self.num_nodes, -1) for tensor in self._row_tensors(self._tensors)]
+        self._check_plain("codes")
+        rows = [tensor.reshape(self.num_nodes, -1) for tensor in row_tensors(self._header.layout, self._tensors)]
         as_bytes = [tensor.view(torch.uint8) for tensor in rows]
         return as_bytes[0] if len(as_bytes) == 1 else torch.cat(as_bytes, 1)
 
@@ -185,7 +186,8 @@ class FeatureStore:
         """For PyG's loaders: decodes `batch.x`, rows of `codes`, into features. It holds the tables, not the codes."""
         from .transform import Decode
 
-        return Decode(self._header, tuple(self._header.layout.tables(self._tensors)), name, dtype or self.dtype)
+        self._check_plain("transform")
+        return Decode(self._header, tuple(tables(self._header.layout, self._tensors)), name, dtype or self.dtype)
 
     def as_pyg(self, group_name: str | None = None, attr_name: str = "x") -> PyGFeatureStore:
         """A `torch_geometric.data.FeatureStore` with this one attribute, for loaders that take (features, graph).
@@ -208,8 +210,12 @@ class FeatureStore:
     def _codes(self) -> Codes:
         return Codes(self._tensors, self.shape, self.dtype)
 
-    def _row_tensors(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
-        return self._header.layout.rows(tensors, 0, self.num_nodes)
+    def _check_plain(self, name: str) -> None:
+        if self._header.important is not None:
+            raise TypeError(
+                f"`{name}` needs a code with one matrix of rows, and gs.TwoLevel has two; hand `store.as_pyg()` to the "
+                "loader, or gather the rows of a batch"
+            )
 
     def _check_file(self) -> None:
         if self._file is not None:

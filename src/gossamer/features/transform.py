@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..codecs import Codes
 from .file import Header
-from .layout import decode_rows
+from .layout import TABLE, decode_rows
 
 
 @final
@@ -25,21 +25,20 @@ class Decode:
 
     def decode(self, codes: Tensor) -> Tensor:
         """uint8 [count, bytes] -> [count, features]."""
-        row_bytes = self.header.layout.row_bytes
+        row_bytes = sum(part.row_bytes for part in self.header.layout)
         if codes.dtype != torch.uint8 or codes.dim() != 2 or codes.size(1) != row_bytes:
             raise ValueError(
                 f"`{self.name}` must be rows of `store.codes`, uint8 [count, {row_bytes}] (got {codes.dtype} "
                 f"{tuple(codes.shape)}); set data.{self.name} = store.codes, and decode a batch once"
             )
         tensors, tables, at = [], iter(self.tables), 0
-        for part in self.header.layout.parts:
-            if not part.per_row:
+        for part in self.header.layout:
+            if part.of == TABLE:
                 tensors.append(next(tables))
                 continue
-            width = part.per_row * part.dtype.itemsize
-            own = codes[:, at : at + width].contiguous().view(-1).view(part.dtype)
+            own = codes[:, at : at + part.row_bytes].contiguous().view(-1).view(part.dtype)
             tensors.append(own.view(part.shape_of(len(codes))))
-            at += width
+            at += part.row_bytes
         whole = Codes(tuple(tensors), torch.Size((len(codes), self.header.num_features)), self.dtype)
         return decode_rows(self.header.codec, whole, torch.arange(len(codes)), self.dtype)
 

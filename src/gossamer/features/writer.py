@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import json
 import os
-import zlib
 from pathlib import Path
 from typing import Any, final
 
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from ..atomic import put_in_place, replacing
 from .file import Header, as_bytes, checksum
+from .layout import TABLE, tables
 
 
 @final
@@ -36,14 +36,14 @@ class Partial:
             raise IsADirectoryError(f"`out` must be a file ({path} is a folder); choose another name")
         self.path, self.header = path, header
         self.partial, self.journal = (path.with_name(f".{path.name}.{kind}") for kind in ("partial", "journal"))
-        self.head_bytes = header.nbytes
+        self.head_bytes = header.head_bytes
         self.checksums: list[int] = []
         identity = json.loads(json.dumps(identity))
         found = self._journaled(identity) if resume else None
         self.descriptor = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             self._lock()
-            size = self.head_bytes + header.layout.nbytes(header.num_rows)
+            size = self.head_bytes + header.code_bytes
             if found is None:
                 os.ftruncate(self.descriptor, 0)
                 self.journal.write_text(json.dumps(identity) + "\n")
@@ -60,33 +60,26 @@ class Partial:
 
     def write(self, rows: list[Tensor]) -> None:
         """The codes of the next block."""
-        low = self.done * self.header.block
-        high = min(low + self.header.block, self.header.num_rows)
-        for (at, _), tensor in zip(self.header.spans(low, high), rows, strict=True):
+        for (_, at, _), tensor in zip(self.header.spans(self.done), rows, strict=True):
             self._put(as_bytes(tensor), self.head_bytes + at)
         self.checksums.append(checksum(rows))
         with open(self.journal, "a") as journal:
             journal.write(f"{self.checksums[-1]:08x}\n")
 
-    def read(self, k: int) -> list[bytearray]:
-        """What was written for block k, as bytes."""
-        low = k * self.header.block
-        high = min(low + self.header.block, self.header.num_rows)
-        spans = self.header.spans(low, high)
-        return [bytearray(os.pread(self.descriptor, size, self.head_bytes + at)) for at, size in spans]
-
     def rows(self, k: int) -> list[Tensor]:
         """What was written for block k."""
-        low = k * self.header.block
-        num_rows = min(low + self.header.block, self.header.num_rows) - low
-        parts = [part for part in self.header.layout.parts if part.per_row]
-        stored = zip(parts, self.read(k), strict=True)
-        return [torch.frombuffer(data, dtype=part.dtype).view(part.shape_of(num_rows)) for part, data in stored]
+        found = []
+        for part, at, count in self.header.spans(k):
+            size = count * part.row_bytes
+            data = bytearray(os.pread(self.descriptor, size, self.head_bytes + at).ljust(size, b"\0"))
+            flat = torch.frombuffer(data, dtype=part.dtype) if size else torch.empty(0, dtype=part.dtype)
+            found.append(flat.view(part.shape_of(count)))
+        return found
 
-    def finish(self, tables: list[Tensor]) -> None:
+    def finish(self, made: list[Tensor]) -> None:
         """Write tables and head, flush, and let the file appear."""
-        self._put_tables(tables)
-        self._put(self.header.to_bytes(self.checksums, checksum(tables)), 0)
+        self._put_tables(made)
+        self._put(self.header.to_bytes(self.checksums, checksum(made)), 0)
         put_in_place(self.partial, self.path)
         os.close(self.descriptor)
         self.journal.unlink(missing_ok=True)
@@ -99,11 +92,9 @@ class Partial:
         with contextlib.suppress(OSError):
             os.close(self.descriptor)
 
-    def _put_tables(self, tables: list[Tensor]) -> None:
-        places = [
-            at for part, at in zip(self.header.layout.parts, self.header.offsets(), strict=True) if not part.per_row
-        ]
-        for at, table in zip(places, tables, strict=True):
+    def _put_tables(self, made: list[Tensor]) -> None:
+        places = [at for part, at in zip(self.header.layout, self.header.offsets(), strict=True) if part.of == TABLE]
+        for at, table in zip(places, made, strict=True):
             self._put(as_bytes(table), self.head_bytes + at)
 
     def _put(self, data: memoryview | bytes, at: int) -> None:
@@ -145,10 +136,7 @@ class Partial:
     def _intact(self, found: list[int]) -> list[int]:
         """The checksums of the first blocks that are in the file as they were written."""
         for k, expected in enumerate(found[: self.header.num_blocks]):
-            crc = 0
-            for data in self.read(k):
-                crc = zlib.crc32(data, crc)
-            if crc != expected:
+            if checksum(self.rows(k)) != expected:
                 return found[:k]
         return found[: self.header.num_blocks]
 
@@ -160,10 +148,9 @@ class Partial:
 
 def write_whole(path: Path, header: Header, tensors: tuple[Tensor, ...]) -> None:
     """A store that is in memory already, as a file."""
-    tables = header.layout.tables(tensors)
-    bounds = [(low, min(low + header.block, header.num_rows)) for low in range(0, header.num_rows, header.block)]
-    checksums = [checksum(header.layout.rows(tensors, *each)) for each in bounds]
+    made = tables(header.layout, tensors)
+    checksums = [checksum(header.rows(tensors, k)) for k in range(header.num_blocks)]
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        file.write(header.to_bytes(checksums, checksum(tables)))
+        file.write(header.to_bytes(checksums, checksum(made)))
         for k in header.order():
             file.write(as_bytes(tensors[k]))
