@@ -166,7 +166,7 @@ def epochs_of(data: Any, model: dict[str, Any], compute: Any, args: argparse.Nam
     for _ in range(args.epochs):  # whole periods of the selection, so that each of its costs is met as often as in use
         for name, trainee in trainees.items():
             seconds[name].append(trainee.epoch())
-    report = gs.sampling(trainees["rsc"].model)
+    report = gs.selection(trainees["rsc"].model)
     mean = {name: statistics.fmean(sorted(times)[: max(1, round(0.8 * len(times)))]) for name, times in seconds.items()}
     best = {name: min(times) for name, times in seconds.items()}
     share = product_share(trainees["exact"], best["exact"])

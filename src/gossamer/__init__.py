@@ -23,7 +23,7 @@ from .saved_tensors import compressed_activations
 # Training it
 from .training import train, BadCheckpoint, TrainingDiverged, infer_layerwise
 from .engine.int8.precision import precision
-from .aggregate.health import sampling
+from .aggregate.health import selection
 
 # What it costs, and against what
 from .comparison import compare
@@ -86,7 +86,7 @@ __all__ = [  # noqa: RUF022 (the order above)
     "TrainingDiverged",
     "infer_layerwise",
     "precision",
-    "sampling",
+    "selection",
     # What it costs, and against what
     "compare",
     "report",

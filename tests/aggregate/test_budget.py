@@ -174,7 +174,7 @@ def test_models_stay_within_their_budget(kind, allocation, share):
         if step >= 2:
             kept, whole, at_floor = work_of(model)
             assert kept <= share * whole or at_floor
-            assert gs.sampling(model).kept == pytest.approx(kept / whole)
+            assert gs.selection(model).kept == pytest.approx(kept / whole)
     assert share < 0.1 or kept > 0.6 * share * whole  # most of it is used
     assert all(policy_of(conv).product(0).draws >= 9 for conv in model.convs[1:])
 
@@ -184,4 +184,4 @@ def test_passes_are_counted_once_whatever_the_number_of_layers():
     gs.lighten_(model, "rsc")
     for passes in range(1, 4):
         model(rand(400, 8), graphs.graph("power law").edge_index).sum().backward()
-        assert gs.sampling(model).passes == passes
+        assert gs.selection(model).passes == passes

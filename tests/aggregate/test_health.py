@@ -1,4 +1,4 @@
-"""gs.sampling: what is kept, what it may have cost, what can be gained; for people and for programs."""
+"""gs.selection: what is kept, what it may have cost, what can be gained; for people and for programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trained(passes, budget=0.2, **settings):
 
 @pytest.mark.parametrize("passes, phase", [(0, "warm-up"), (1, "warm-up"), (3, "selected"), (9, "exact")])
 def test_it_goes_to_json_in_every_phase(passes, phase):
-    found = gs.sampling(trained(passes, exact_after=8))
+    found = gs.selection(trained(passes, exact_after=8))
     plain = json.loads(found.to_json(), parse_constant=pytest.fail)  # neither NaN nor infinity
     assert plain["phase"] == found.phase == phase and plain["passes"] == passes and plain["budget"] == 0.2
     assert list(plain["layers"]) == list(found.layers) and plain["bytes"] == found.bytes
@@ -37,7 +37,7 @@ def test_it_goes_to_json_in_every_phase(passes, phase):
 
 def test_what_is_told_of_a_layer():
     model = trained(6)
-    found = gs.sampling(model)
+    found = gs.selection(model)
     assert list(found.layers) == ["convs.2", "convs.1"]  # in backward; the first layer's input needs no gradient
     for name, layer in found.layers.items():
         policy = policy_of(model.get_submodule(name))
@@ -48,17 +48,17 @@ def test_what_is_told_of_a_layer():
 
 
 def test_it_prints_a_table():
-    told = str(gs.sampling(trained(6)))
+    told = str(gs.selection(trained(6)))
     assert "convs.2" in told and "6 passes: selected" in told and "budget 20%" in told
     assert "x faster at most" in " ".join(told.split()) and max(map(len, told.splitlines())) <= 110
-    assert "measured in the warm-up" in " ".join(str(gs.sampling(trained(1))).split())
-    assert "(floor)" in str(gs.sampling(trained(4, budget=1e-9)))
-    assert "no backward product has been selected yet" in str(gs.sampling(trained(0)))
+    assert "measured in the warm-up" in " ".join(str(gs.selection(trained(1))).split())
+    assert "(floor)" in str(gs.selection(trained(4, budget=1e-9)))
+    assert "no backward product has been selected yet" in str(gs.selection(trained(0)))
 
 
 def test_bytes_are_those_of_masks_and_of_the_edges_that_are_kept():
     """Two truth values and a norm for each row; later a row pointer and 4 bytes for each kept edge."""
-    first, later = gs.sampling(trained(3)), gs.sampling(trained(4))
+    first, later = gs.selection(trained(3)), gs.selection(trained(4))
     assert first.bytes == 2 * 400 * (1 + 1 + 4)
     edges = [round(layer.kept * layer.edges) for layer in later.layers.values()]
     assert later.bytes == first.bytes + sum(8 * 401 + 4 * count for count in edges)
@@ -74,18 +74,18 @@ def test_bytes_are_those_of_masks_and_of_the_edges_that_are_kept():
 )
 def test_models_without_a_selection(model, error, message):
     with pytest.raises(error, match=message):
-        gs.sampling(model)
+        gs.selection(model)
 
 
 @pytest.mark.parametrize("recipe", ["float32", "tango"])
 def test_models_of_another_recipe(recipe):
     gs.lighten_(model := Net("GCN"), recipe)
     with pytest.raises(ValueError, match=r"`model` must be lightened by a recipe with backward=gs.TopRows.*got Recipe"):
-        gs.sampling(model)
+        gs.selection(model)
 
 
 def test_looking_changes_nothing():
     models = [trained(5), trained(5)]
-    str(gs.sampling(models[0]))
+    str(gs.selection(models[0]))
     found = [torch.autograd.grad(m(rand(400, 8), EDGES).sum(), list(m.parameters())) for m in models]
     assert all(map(torch.equal, *found))

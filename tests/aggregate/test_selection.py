@@ -218,7 +218,7 @@ def test_together_with_other_settings(kind, other):
             got, want = (gradients(m, EDGES, seed=seed) for m in (chosen, exact))
         near = [cosine(a, b) for a, b in zip(got, want, strict=True) if b.norm() > 1e-3]
         assert min(near) > (0.98 if share == 1 else 0.0)
-        assert gs.sampling(chosen).phase == "selected" and gs.sampling(chosen).kept <= share + 1e-9
+        assert gs.selection(chosen).phase == "selected" and gs.selection(chosen).kept <= share + 1e-9
 
 
 # Errors ---------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_two_models_share_nothing():
     (one, _), (two, _) = (pair_of("GCN", top(0.2)) for _ in range(2))
     for _ in range(4):
         gradients(one, EDGES)
-    assert gs.sampling(one).passes == 4 and gs.sampling(two).passes == 0 and not gs.sampling(two).layers
+    assert gs.selection(one).passes == 4 and gs.selection(two).passes == 0 and not gs.selection(two).layers
     assert policy_of(two.convs[1]).budget is not policy_of(one.convs[1]).budget
 
 
@@ -299,7 +299,7 @@ def test_a_copy_goes_on_as_the_model_would(sample):
     assert policy_of(other.convs[1]).budget is model_state_of(other).backward is not model_state_of(model).backward
     for seed in range(5):
         assert all(map(torch.equal, gradients(model, EDGES, seed=seed), gradients(other, EDGES, seed=seed)))
-    assert gs.sampling(other).passes == 9
+    assert gs.selection(other).passes == 9
 
 
 def test_weights_are_saved_and_loaded_as_ever():
@@ -457,7 +457,7 @@ def test_a_module_that_is_called_twice_has_two_selections():
     (exact,) = gradients_of_few(model)
     gs.lighten_(model, gs.Recipe(backward=top(0.2, sample=True, warmup=2, refresh=3)))
     found = torch.stack(gradients_of_few(model, 602)[2:])
-    assert list(gs.sampling(model).layers) == ["conv", "conv (2)"]
+    assert list(gs.selection(model).layers) == ["conv", "conv (2)"]
     off, spread = (found.mean(0) - exact).norm() / exact.norm(), (found - exact).norm(dim=(1, 2)) / exact.norm()
     assert off < 0.01 < spread.mean()
 
@@ -516,7 +516,7 @@ def test_a_state_that_names_nothing_begins_anew():
         gradients(model, EDGES)
     state = model_state_of(model)
     state.restore({"step": 0, "epoch": 0, "layers": {}})
-    assert gs.sampling(model).passes == 0 and not gs.sampling(model).layers
+    assert gs.selection(model).passes == 0 and not gs.selection(model).layers
     assert policy_of(model.convs[1]).product(0).share is None
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 
+import numpy as np
 import pytest
+import torch
 
+from gossamer.sampling.epochs import prefetched
 from gossamer.sampling.prefetch import Prefetched
 
 
@@ -63,3 +67,13 @@ def test_closing_twice_and_before_the_end():
     items.close()
     items.close()
     assert not threads()
+
+
+def test_how_many_are_prefetched_by_default(monkeypatch, tmp_path):
+    """None where the model needs all cores, unless rows come from a file."""
+    plain, mapped = torch.zeros(2, 2), np.memmap(tmp_path / "x", np.float32, "w+", shape=(2, 2))
+    monkeypatch.setattr(os, "cpu_count", lambda: torch.get_num_threads())
+    assert prefetched(None, plain) == prefetched(None, {"a": plain, "b": None}) == 0
+    assert prefetched(None, mapped) == prefetched(None, {"a": plain, "b": mapped}) == 2
+    monkeypatch.setattr(os, "cpu_count", lambda: torch.get_num_threads() + 1)
+    assert prefetched(None, plain) == 2 and prefetched(0, mapped) == 0 and prefetched(5, plain) == 5

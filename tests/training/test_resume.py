@@ -111,7 +111,7 @@ def test_a_selection_of_rows_is_resumed_too(tmp_path: Path, recipe: str, stopped
         run(tmp_path / "stopped", models[1], recipe=SELECTING[recipe], on_epoch=stop_at(stopped))
     result = run(tmp_path / "stopped", models[2], recipe=SELECTING[recipe], resume=True)
     assert same_weights(models[0], models[2]) and result.history["loss"] == expected.history["loss"]
-    assert gs.sampling(models[2]).passes == 8 and max(x.draws for x in gs.sampling(models[2]).layers.values()) >= 2
+    assert gs.selection(models[2]).passes == 8 and max(x.draws for x in gs.selection(models[2]).layers.values()) >= 2
     kinds = {path.name.split(".")[0] for path in (tmp_path / "stopped").iterdir()}
     assert kinds == {"run", "result", "checkpoint", "events"}
 
@@ -136,7 +136,7 @@ def test_the_last_epochs_are_exact(tmp_path: Path) -> None:
     model = model_of(width=16, layers=3)
 
     def note(epoch: Epoch) -> None:
-        phases.append(gs.sampling(model).phase)
+        phases.append(gs.selection(model).phase)
 
     run(tmp_path, model, recipe=SELECTING["rsc"], epochs=10, on_epoch=note)
     assert phases == ["warm-up", *["selected"] * 7, *["exact"] * 2]

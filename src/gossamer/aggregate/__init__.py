@@ -4,7 +4,7 @@ adjacency   Adjacency: products of float rows and of int8 rows, forward and tran
 policy      what backward multiplies: Exact(), NonzeroRows(), TopRows()
 selection   TopRows for one module: scores, rows, the matrix that is left
 budget      TopRows for a model: which layer may multiply how much, and when
-health      gs.sampling: what was kept, what it may have cost, what it can gain
+health      gs.selection: what was kept, what it may have cost, what it can gain
 build       the Adjacency behind what a layer was called with, built once per tensor
 """
 

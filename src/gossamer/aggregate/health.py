@@ -1,4 +1,4 @@
-"""What the selection of rows keeps, what that may have cost, and what it can gain: `gs.sampling(model)`.
+"""What the selection of rows keeps, what that may have cost, and what it can gain: `gs.selection(model)`.
 
 With f the share of a step that backward products take where none is left out but rows of zeros, c the share of their
 work that is kept, and o what a selection costs beside one such product, spread over the passes that it serves, a step
@@ -47,7 +47,7 @@ class Layer:
 
 @final
 @dataclass(frozen=True)
-class Sampling:
+class SelectionReport:
     """What gs.TopRows(...) does in a model; printed, a table."""
 
     phase: str
@@ -116,7 +116,7 @@ def _without_nan(plain: object) -> object:
     return None if isinstance(plain, float) and math.isnan(plain) else plain
 
 
-def sampling(model: nn.Module) -> Sampling:
+def selection(model: nn.Module) -> SelectionReport:
     """What gs.TopRows(...) keeps of each layer's backward product, its errors, and the gain that is possible."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module (got {type(model).__name__})")
@@ -141,4 +141,4 @@ def sampling(model: nn.Module) -> Sampling:
         )
         for name, found in budget.layers.items()
     }
-    return Sampling(budget.last_phase, budget.passes, budget.setting.budget, layers, budget.product_share)
+    return SelectionReport(budget.last_phase, budget.passes, budget.setting.budget, layers, budget.product_share)

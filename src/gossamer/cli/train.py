@@ -12,7 +12,7 @@ import torch
 import typer
 
 from ..aggregate import TopRows
-from ..aggregate.health import Sampling, sampling
+from ..aggregate.health import SelectionReport, selection
 from ..codecs.named import codec_of
 from ..datasets import GraphList
 from ..recipe import Recipe, recipe_of
@@ -26,7 +26,7 @@ from .errors import told_plainly
 PLAIN = ("none", "pyg")
 
 
-def show(result: TrainResult, dataset: str, out: Path | None, selected: Sampling | None) -> None:
+def show(result: TrainResult, dataset: str, out: Path | None, selected: SelectionReport | None) -> None:
     print(f"{dataset}: {result}")
     if selected is not None:
         print(selected)
@@ -100,10 +100,10 @@ def train(
             settings=settings,
         )
     selects = chosen is not None and isinstance(chosen.backward, TopRows)
-    selected = sampling(network) if selects else None
+    selected = selection(network) if selects else None
     if as_json:
         facts = {"settings": settings, "recipe": recipe, "out": out and str(out)} | asdict(result)
-        print(json.dumps(facts | ({} if selected is None else {"sampling": json.loads(selected.to_json())})))
+        print(json.dumps(facts | ({} if selected is None else {"selection": json.loads(selected.to_json())})))
     else:
         show(result, dataset, out, selected)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..aggregate.health import sampling
+from ..aggregate.health import selection
 from ..graph import Graph
 
 
@@ -84,7 +84,7 @@ def kept_bytes(function: Callable[[], Any], exclude: object = ()) -> int:
 
 def selection_bytes(model: nn.Module) -> int:
     """Bytes that the selections of gs.TopRows(...) hold beside the graph: masks, and matrices of the edges kept."""
-    return sampling(model).bytes
+    return selection(model).bytes
 
 
 def _account(parts: list[Tensor], ignored: set[int]) -> list[KeptTensor]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +25,21 @@ class Batching(NamedTuple):
     shuffle: bool
     drop_last: bool
     seed: int
-    prefetch: int
+    prefetch: int | None
+
+
+PREFETCHED = 2
+
+
+def prefetched(asked: int | None, x: Any) -> int:
+    """How many batches to compute ahead, if that is not told: none where the model has all cores to itself, as a second
+    thread would only take them from it, unless rows of `x` come from a file, which a thread can wait for.
+    """
+    if asked is not None:
+        return checks.whole("prefetch", asked, 0)
+    parts = list(x.values()) if isinstance(x, Mapping) else [x]
+    from_file = any(isinstance(part, np.memmap) or getattr(part, "path", None) is not None for part in parts)
+    return PREFETCHED if from_file or (os.cpu_count() or 1) > torch.get_num_threads() else 0
 
 
 class Epochs(ABC):
@@ -33,10 +49,10 @@ class Epochs(ABC):
     are left of the epoch, the same as here. An iteration that is left early ends its epoch.
     """
 
-    def __init__(self, count: int, how: Batching) -> None:
+    def __init__(self, count: int, x: Any, how: Batching) -> None:
         how = how._replace(
             batch_size=checks.whole("batch_size", how.batch_size, 1),
-            prefetch=checks.whole("prefetch", how.prefetch, 0),
+            prefetch=prefetched(how.prefetch, x),
             seed=checks.whole("seed", how.seed, -(2**63)),
         )
         self._count, self._how = count, how
@@ -93,7 +109,7 @@ class Epochs(ABC):
                 chosen = order[number * how.batch_size : (number + 1) * how.batch_size]
                 return self._batch(chosen, derive(how.seed, epoch, _DRAWS, number))
 
-        batches = Prefetched(make, range(first, len(self)), how.prefetch)
+        batches = Prefetched(make, range(first, len(self)), how.prefetch or 0)
         try:
             for number, batch in enumerate(batches, first):
                 if epoch == self._epoch:

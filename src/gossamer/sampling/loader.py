@@ -29,7 +29,8 @@ class NeighborLoader(Epochs):
     graph: edges point from neighbours to the nodes that they are drawn for. x: a tensor [nodes, ...], an array or
     memmap, an object whose `[ids]` are rows (compressed features), or None. fanouts: neighbours per hop, -1 for all.
     seeds: ids, each once, or a mask. replace, weighted: as of `NeighborSampler`. prefetch: batches computed ahead by a
-    thread; 0 for none. dtype: of x.
+    thread, 0 for none; by default two if there are cores that torch does not use, or if x is read from a file. dtype:
+    of x.
 
     With a dict of graphs by edge type, ("author", "writes", "paper"), and a dict of x by node type, `seeds` is
     ("paper", ids) and a `HeteroData` is yielded; fanouts may be a dict by edge type, y one by node type.
@@ -50,7 +51,7 @@ class NeighborLoader(Epochs):
         replace: bool = False,
         weighted: bool = False,
         seed: int = 0,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._batches: Batches | HeteroBatches
@@ -63,7 +64,7 @@ class NeighborLoader(Epochs):
             num_nodes = checks.square(graph).num_nodes
             self._batches = Batches(graph, x, checks.fanouts(fanouts), y, blocks, replace, weighted, dtype)
             self._seeds = checks.seeds(seeds, num_nodes)
-        super().__init__(self._seeds.numel(), Batching(batch_size, shuffle, drop_last, seed, prefetch))
+        super().__init__(self._seeds.numel(), x, Batching(batch_size, shuffle, drop_last, seed, prefetch))
 
     def _batch(self, input_id: Tensor, seed: int) -> Any:
         return self._batches.make(self._seeds[input_id], input_id, seed)
