@@ -45,6 +45,19 @@ def test_eight_bits() -> None:
     assert decided == ["convs.0", "convs.1"]  # the last one feeds the loss and is not watched
 
 
+def test_mini_batches() -> None:
+    text = run("mini_batches.py")
+    assert "x smaller than float32" in text
+    found = re.findall(r"test accuracy (0\.\d+)", text)
+    assert len(found) == 10 and float(found[-1]) > 0.85
+
+
 def test_every_example_is_tested() -> None:
     found = {path.name for path in FOLDER.glob("*.py")}
-    assert found == {"any_model.py", "eight_bits.py", "own_model.py", "train.py"}  # train.py: test_cli_train.py
+    assert found == {
+        "any_model.py",
+        "eight_bits.py",
+        "mini_batches.py",
+        "own_model.py",
+        "train.py",
+    }  # train.py: test_cli_train.py
