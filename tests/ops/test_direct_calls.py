@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from gossamer.ops import OPS, _library
 from support.traces import Calls
@@ -62,6 +66,59 @@ def test_everything_else_goes_through_the_dispatcher(direct):
         GATHER(x, IDS)
     assert "gossamer::gather_rows" in {event.name for event in profile.events()}
     assert direct == []
+
+
+class _Functions(TorchFunctionMode):
+    """Notes which functions are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.called.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_torch_function_mode_sees_the_op_and_not_its_kernel(direct):
+    with _Functions() as functions:
+        GATHER(torch.ones(3, 4), IDS)
+    assert GATHER.overload in functions.called
+    assert torch.empty not in functions.called
+    assert direct == []
+
+
+def test_a_default_device_is_not_that_of_the_result(direct):
+    x = torch.randn(3, 4)
+    with torch.device("meta"):
+        out = GATHER(x, IDS)
+    assert torch.equal(out, x[IDS])
+    assert direct == []
+
+
+def test_zeros_without_memory_go_through_the_dispatcher(direct):
+    zeros = torch._efficientzerotensor(3, 4)  # what autograd makes of undefined tangents; it has no address
+    assert torch.equal(GATHER(zeros, IDS), torch.zeros(2, 4))
+    assert direct == []
+
+
+def test_a_mode_that_is_active_during_import_is_seen_nevertheless():
+    code = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        called.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+called = []
+with Mode():
+    from gossamer.ops import OPS
+    OPS["gather_rows"](torch.ones(3, 4), torch.tensor([2, 0]))
+assert "gossamer.gather_rows.default" in called, called
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_wrong_types_get_the_error_of_the_dispatcher(direct):

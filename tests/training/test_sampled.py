@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GraphSAGE, SAGEConv
+from torch_geometric.nn import GCN, GraphSAGE, SAGEConv, TransformerConv
 
 import gossamer as gs
 from gossamer.training.examples import Sampling
@@ -25,6 +25,11 @@ def data():
 def sage(data, layers=2, width=16):
     torch.manual_seed(0)
     return GraphSAGE(data.num_features, width, layers, data.num_classes, dropout=0.2)
+
+
+def gcn(data):
+    torch.manual_seed(0)
+    return GCN(data.num_features, 16, 2, data.num_classes)
 
 
 class Own(nn.Module):
@@ -54,6 +59,38 @@ def test_learns_under_every_recipe(data, recipe):
 def test_models_written_by_hand(data, recipe):
     torch.manual_seed(0)
     assert trained(Own(data), data, recipe, epochs=15).test > 0.85
+
+
+class Mixed(Own):
+    """Its second convolution is PyG's, also in a lightened model."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.second = TransformerConv(16, data.num_classes)
+
+
+def test_convolutions_of_pyg_in_a_lightened_model(data):
+    torch.manual_seed(0)
+    assert trained(Mixed(data), data, "float32", epochs=15).test > 0.85
+
+
+@pytest.mark.parametrize("recipe", [None, "float32"])
+@pytest.mark.parametrize("fanouts", [FANOUTS, None])
+def test_weights_of_the_data_are_not_used(data, recipe, fanouts):
+    weighted = copy.copy(data)
+    weighted.edge_weight = torch.rand(data.num_edges)
+    runs = [trained(gcn(given), given, recipe, fanouts=fanouts, epochs=2) for given in (data, weighted)]
+    assert runs[0].history["loss"] == runs[1].history["loss"]
+    assert runs[0].test == runs[1].test
+
+
+def test_weights_of_a_graph_are_used_or_refused(data):
+    graph = gs.Graph.from_edge_index(data.edge_index, data.num_nodes, torch.rand(data.num_edges))
+    weighted = trained(gcn(data), data, "float32", adjacency=graph, epochs=2)
+    assert weighted.history["loss"] != trained(gcn(data), data, "float32", epochs=2).history["loss"]
+    with pytest.raises(ValueError, match="`adjacency` must have no weights where the model gets a sampled"):
+        trained(gcn(data), data, None, adjacency=graph)
+    trained(gcn(data), data, None, adjacency=graph.with_value(None), epochs=1)
 
 
 def test_scores_are_those_of_all_neighbours(data):

@@ -84,18 +84,25 @@ def _argument_of(argument: Any) -> _Argument:
     return _Argument((*types, *optional), not argument.has_default_value(), argument.default_value)
 
 
-def _modes() -> int:
-    return torch._C._dispatch_tls_local_include_set().raw_repr()
+_BACKEND_SELECT = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+_NO_MODE = {
+    _BACKEND_SELECT.raw_repr(),  # in torch.inference_mode
+    (_BACKEND_SELECT | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)).raw_repr(),
+}
+"""What the dispatcher adds to every call where no mode (tracing, `torch.func`, a TorchDispatchMode) is active. Not read
+off the running process: this module may be imported while a mode is active."""
 
 
-with torch.inference_mode():
-    _NO_MODE = {_modes()}
-_NO_MODE.add(_modes())
-"""What the dispatcher adds to every call where no mode (tracing, `torch.func`, a TorchDispatchMode) is active."""
+def _is_in_mode() -> bool:
+    """Whether something listens to calls. A torch function mode would also see what a kernel does inside, and a default
+    device (`with torch.device("meta")` is such a mode) would be that of its buffers."""
+    if torch._C._is_torch_function_mode_enabled() or torch.autograd._profiler_enabled():
+        return True
+    return torch._C._dispatch_tls_local_include_set().raw_repr() not in _NO_MODE
 
 
 def _needs_no_dispatch(op: Op, flat: Sequence[Any]) -> bool:
-    if _modes() not in _NO_MODE or torch.autograd._profiler_enabled():
+    if _is_in_mode():
         return False
     followed = torch.is_grad_enabled()
     for given, argument in zip(flat, op._arguments, strict=False):
@@ -103,7 +110,7 @@ def _needs_no_dispatch(op: Op, flat: Sequence[Any]) -> bool:
         if kind not in argument.types:
             return False
         if kind is Tensor or kind is nn.Parameter:
-            plain = given.is_cpu and given.layout is torch.strided and not given.is_neg()
+            plain = given.is_cpu and given.layout is torch.strided and not given.is_neg() and not given._is_zerotensor()
             if not plain or (followed and given.requires_grad):
                 return False
     return len(flat) <= len(op._arguments) and not any(a.required for a in op._arguments[len(flat) :])

@@ -3,9 +3,11 @@
 An epoch draws a seed from torch's generator, whose state a checkpoint holds, and everything else from that: the order
 of the training nodes and their neighbours. So a resumed run repeats it.
 
-A lightened model gets blocks, a bipartite graph per layer; a plain one the sampled `edge_index`, which PyG's ready
-models trim layer by layer. Scores are of all neighbours, layer by layer (`infer_layerwise`), or, with
-`eval_fanouts`, of sampled ones: for graphs on which a pass over all nodes would take longer than the epoch.
+A lightened model gets blocks, a bipartite graph per layer; a plain one, or one with convolutions that were not
+converted, the sampled `edge_index`, which PyG's ready models trim layer by layer. As in training on the whole graph,
+models do not see `data.edge_weight`; those of a Graph given as `adjacency` reach a model with blocks. Scores are of all
+neighbours, layer by layer (`infer_layerwise`), or, with `eval_fanouts`, of sampled ones: for graphs on which a pass
+over all nodes would take longer than the epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ..features import FeatureStore
 from ..graph import Graph
 from ..quiet_pyg import importing_pyg
 from ..sampling import NeighborLoader
-from ..state import model_state_of
+from ..state import model_state_of, state_of
 from .examples import Batch, Sampling
 from .layerwise import infer_layerwise
 from .tasks import check_features, labelled_nodes, labels_of, task_of
@@ -48,6 +50,7 @@ class SampledNodes:
 
     def batches(self, model: nn.Module) -> Iterator[Batch]:
         _check_layers(model, self.sampling.fanouts)
+        _check_weights(model, self.graph)
         seed = int(torch.randint(2**62, ()))
         loader = self._loader(_takes_blocks(model), self.train_ids, self.sampling.fanouts, seed, shuffle=True)
         yield from (self._batch(model, batch) for batch in loader)
@@ -100,12 +103,10 @@ class SampledNodes:
 
 
 def _graph_of(data: Any, adjacency: Any) -> Graph:
-    if adjacency is None and isinstance(data.x, Tensor):
-        return Graph.from_data(data)
-    if adjacency is None:  # PyG does not count the rows of such features
-        known = copy.copy(data)
-        known.x, known.num_nodes = None, len(data.x)
-        return Graph.from_data(known)
+    if adjacency is None:
+        structure = copy.copy(data)  # PyG does not count the rows of compressed features
+        structure.x, structure.edge_weight, structure.num_nodes = None, None, len(data.x)
+        return Graph.from_data(structure)
     if not isinstance(adjacency, Graph):
         raise TypeError(
             f"`adjacency` must be a gs.Graph where neighbours are sampled (got {type(adjacency).__name__}); build it "
@@ -115,8 +116,11 @@ def _graph_of(data: Any, adjacency: Any) -> Graph:
 
 
 def _takes_blocks(model: nn.Module) -> bool:
-    """A lightened model does."""
-    return model_state_of(model) is not None
+    """A lightened model does, unless PyG's own code computes one of its convolutions."""
+    with importing_pyg():
+        from torch_geometric.nn import MessagePassing
+    convolutions = (module for module in model.modules() if isinstance(module, MessagePassing))
+    return model_state_of(model) is not None and all(state_of(conv) is not None for conv in convolutions)
 
 
 def _is_ready(model: Any) -> bool:
@@ -126,6 +130,14 @@ def _is_ready(model: Any) -> bool:
 
         from ..layers.models import Stacked
     return inspect.unwrap(type(model).forward) in (BasicGNN.forward, Stacked.forward)
+
+
+def _check_weights(model: nn.Module, graph: Graph) -> None:
+    if graph.value is not None and not _takes_blocks(model):
+        raise ValueError(
+            "`adjacency` must have no weights where the model gets a sampled `edge_index`, which has none; pass "
+            "`adjacency.with_value(None)`, or a recipe that converts all convolutions of the model"
+        )
 
 
 def _check_layers(model: Any, fanouts: Sequence[int]) -> None:
