@@ -196,3 +196,20 @@ def test_a_damaged_npy(content, tmp_path):
     (tmp_path / "x.npy").write_bytes(content)
     with pytest.raises(ValueError, match=r"`x` must be a \.npy file of numbers"):
         source_of(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("mode", ["r", "c", "r+"])
+def test_pages_of_a_mapped_file_are_given_back(tmp_path, mode):
+    """Rows are copied out of a file that is mapped for reading; what others may have written to stays as it is."""
+    x = np.arange(4000, dtype=np.float32).reshape(1000, 4)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
+    if mode != "r":
+        mapped[7] = -1
+        x[7] = -1
+    source = source_of(mapped)
+    found = np.concatenate([block.numpy() for block in source.blocks(300)])
+    assert np.array_equal(found, x) and np.array_equal(source.rows(np.array([2, 7, 999])).numpy(), x[[2, 7, 999]])
+    assert np.array_equal(mapped, x)
+    piece = next(iter(source.pieces(0, 10)))
+    assert np.shares_memory(piece, mapped) == (mode != "r")

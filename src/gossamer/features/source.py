@@ -13,6 +13,7 @@ once, and constants fitted to its beginning could be wrong for the rest.
 
 from __future__ import annotations
 
+import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -126,14 +127,25 @@ class _Array(Source):
 
     def pieces(self, start: int, block: int) -> Iterator[np.ndarray]:
         for low in range(start, self.num_rows, block):
-            yield self.take(self.x[low : low + block])
+            yield _unmapped(self.x, self.take(self.x[low : low + block]))
 
     def rows(self, ids: np.ndarray) -> Tensor:
         out = np.empty((len(ids), self.num_features), np.float32)
         for low in range(0, len(ids), 2**14):  # in order, so that a disk reads ahead
-            out[low : low + 2**14] = as_float32(self.take(self.x[ids[low : low + 2**14]]))
+            out[low : low + 2**14] = as_float32(_unmapped(self.x, self.take(self.x[ids[low : low + 2**14]])))
         self._refuse_non_finite(out, ids)
         return torch.from_numpy(out)
+
+
+def _unmapped(x: Any, piece: np.ndarray) -> np.ndarray:
+    """A copy of rows of a file that is mapped for reading, whose pages are then given back: else they would count as
+    memory of this process until all of the file does.
+    """
+    if not isinstance(x, np.memmap) or x.mode != "r" or not hasattr(mmap, "MADV_DONTNEED"):
+        return piece
+    copied = np.array(piece)
+    x._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+    return copied
 
 
 def _of_tensor(x: Tensor) -> Source:
