@@ -54,6 +54,17 @@ def test_product_equals_gather_then_table(width, length, isa):
             assert same_bits(gather_product(*args, True), decoded[ids].bfloat16())
 
 
+def test_a_part_may_be_wider_than_the_rows(isa):
+    _, packed = codes_of(1, 4)
+    books, scale, ids = rand(7 * 16).half(), rand(1), torch.arange(20)
+    exact = gather_product(packed, books, scale, ids, 7, 7, 16)
+    for width in (8, 2**31, 2**63 - 1):
+        assert same_bits(gather_product(packed, books, scale, ids, 7, width, 16), exact)
+        out = torch.full((20, 7), torch.nan)
+        gather_product_into(out, packed, books, scale, ids, 7, width, 16)
+        assert same_bits(out, exact)
+
+
 def test_large_results_go_past_the_caches(isa):
     ids = torch.arange(70_000) % 20
     codes, packed = codes_of(128, 4)
