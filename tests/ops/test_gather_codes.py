@@ -108,6 +108,14 @@ def test_rows_are_left_out(dtype, isa):
     assert same_bits(out[kept], gather_product(*args))
 
 
+def test_all_rows_are_left_out_of_no_codes(isa):
+    ids, none = torch.full((40,), -1), torch.empty(0, 5, dtype=torch.uint8)
+    out = torch.full((40, 18), 7.0)
+    gather_scalar_into(out, none, rand(4, 18), ids, 18, 2)
+    gather_product_into(out, none[:, :2], rand(18 * 8).half(), rand(5), ids, 18, 4, 8)
+    assert (out == 7).all()
+
+
 def test_opcheck():
     ids = torch.tensor([4, 4, 0])
     _, packed = codes_of(18, 2)
