@@ -45,6 +45,11 @@ struct TableEntries {
   }
 };
 
+// The row of codes of id k, if there is one: codes may be null where all rows are left out.
+GOSSAMER_INLINE void prefetch_codes(const uint8_t* codes, int64_t bytes, const int64_t* ids, int64_t k, int64_t count) {
+  if (k < count && ids[k] >= 0) prefetch_bytes(codes + ids[k] * bytes, bytes);
+}
+
 // The first `count` of sixteen elements.
 template <typename Out>
 GOSSAMER_INLINE void put_first(Out* to, f32x16 v, int64_t count) {
@@ -60,7 +65,7 @@ static void gather_scalar_rows(const ScalarRows& from, const int64_t* ids, Out* 
   const TableEntries<Bits, PerColumn> entries(from.table, cols);
   parallel_for(count, max_of<int64_t>(1, 16384 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
     for (int64_t k = first; k < last; ++k) {
-      if (k + kPrefetchRows < count) prefetch_bytes(from.codes + ids[k + kPrefetchRows] * bytes, bytes);
+      prefetch_codes(from.codes, bytes, ids, k + kPrefetchRows, count);
       if (ids[k] < 0) continue;
       const uint8_t* row = from.codes + ids[k] * bytes;
       Out* to = out + k * cols;
@@ -115,7 +120,7 @@ static void gather_product(ProductRows from, const int64_t* ids, Out* out, int64
   const bool streaming = cols % kLanes == 0 && from.width % kLanes == 0 && streams(out, count * cols);
   parallel_for(count, max_of<int64_t>(1, 16384 / max_of<int64_t>(cols, 1)), threads, [&](int64_t first, int64_t last) {
     for (int64_t k = first; k < last; ++k) {
-      if (k + kPrefetchRows < count) prefetch_bytes(from.codes + ids[k + kPrefetchRows] * bytes, bytes);
+      prefetch_codes(from.codes, bytes, ids, k + kPrefetchRows, count);
       if (ids[k] < 0) continue;
       Out* to = out + k * cols;
       for (int64_t p = 0; p < parts; ++p) {

@@ -54,6 +54,17 @@ def test_product_equals_gather_then_table(width, length, isa):
             assert same_bits(gather_product(*args, True), decoded[ids].bfloat16())
 
 
+def test_a_part_may_be_wider_than_the_rows(isa):
+    _, packed = codes_of(1, 4)
+    books, scale, ids = rand(7 * 16).half(), rand(1), torch.arange(20)
+    exact = gather_product(packed, books, scale, ids, 7, 7, 16)
+    for width in (8, 2**31, 2**63 - 1):
+        assert same_bits(gather_product(packed, books, scale, ids, 7, width, 16), exact)
+        out = torch.full((20, 7), torch.nan)
+        gather_product_into(out, packed, books, scale, ids, 7, width, 16)
+        assert same_bits(out, exact)
+
+
 def test_large_results_go_past_the_caches(isa):
     ids = torch.arange(70_000) % 20
     codes, packed = codes_of(128, 4)
@@ -95,6 +106,14 @@ def test_rows_are_left_out(dtype, isa):
     assert (out[[1, 3]] == 7).all()
     args = packed, rand(18 * 8).half(), rand(5), ids[kept], 18, 4, 8, dtype == torch.bfloat16
     assert same_bits(out[kept], gather_product(*args))
+
+
+def test_all_rows_are_left_out_of_no_codes(isa):
+    ids, none = torch.full((40,), -1), torch.empty(0, 5, dtype=torch.uint8)
+    out = torch.full((40, 18), 7.0)
+    gather_scalar_into(out, none, rand(4, 18), ids, 18, 2)
+    gather_product_into(out, none[:, :2], rand(18 * 8).half(), rand(5), ids, 18, 4, 8)
+    assert (out == 7).all()
 
 
 def test_opcheck():

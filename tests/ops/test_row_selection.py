@@ -200,6 +200,7 @@ KEY, COST, MASK, GRAPH = torch.ones(3), torch.ones(3, dtype=torch.int64), torch.
         (TOP, [KEY, COST[:2], 1], ValueError, "`cost`.*one for each `key`"),
         (TOP, [KEY, COST, -1], ValueError, r"`budget` must be at least 0 \(got -1\)"),
         (TOP, [KEY, -COST, 1], ValueError, r"`cost` must hold no negative number \(got -1\)"),
+        (TOP, [KEY, COST * 2**62, 1], ValueError, "`cost` must hold numbers up to .*overflow.*got 4611686018427387904"),
         (FILTER, [GRAPH.rowptr, GRAPH.col, None, MASK[:3]], IndexError, "`col`"),
         (FILTER, [GRAPH.rowptr, GRAPH.col, None, MASK.int()], TypeError, "`keep`.*int32"),
         (FILTER, [GRAPH.rowptr, GRAPH.col, None, MASK.view(1, 5)], ValueError, "`keep`.*one truth value per source"),

@@ -67,6 +67,12 @@ def test_many_of_a_row(fanout, leaves):
         assert same(SAMPLE(*args), SAMPLE.reference(*args))
 
 
+def test_a_fanout_beyond_any_degree_takes_all_edges():
+    graph = graphs.graph("power law")
+    args = (graph.rowptr, graph.col, None, some_seeds(graph, 5))
+    assert same(SAMPLE(*args, [2**63 - 1], False, 1, True), SAMPLE(*args, [-1], False, 1, True))
+
+
 def test_many_edges_for_many_threads(threads):
     """Enough that each thread numbers nodes of its own."""
     graph = graphs.random_graph(20_000, 20_000, 400_000)
@@ -267,6 +273,7 @@ def spoiled(at: int, value: float) -> torch.Tensor:
         ({"fanouts": []}, ValueError, "`fanouts` must hold one number per hop"),
         ({"fanouts": [3, 0]}, ValueError, r"`fanouts` must be at least 1, or -1.*got 0"),
         ({"fanouts": [-2]}, ValueError, r"`fanouts` must be at least 1, or -1.*got -2"),
+        ({"fanouts": [1, 2**62], "replace": True}, ValueError, "`fanouts` must be at most 2147483647 with"),
         ({"weight": WEIGHTS[:2]}, ValueError, r"`weight`.*one number per edge"),
         ({"weight": WEIGHTS.double()}, TypeError, "`weight` must be float32"),
         ({"weight": spoiled(2, -1.0)}, ValueError, r"`weight` must be finite and not negative \(got -1.0 at edge 2\)"),
@@ -299,6 +306,7 @@ def test_weights_of_other_rows_are_not_read():
     [
         ({"rows": torch.tensor([3])}, IndexError, "`rows` must hold ids from 0 to 2"),
         ({"fanout": 0}, ValueError, "`fanout` must be at least 1, or -1"),
+        ({"fanout": 2**62, "replace": True}, ValueError, r"`fanout` must be at most .*got 4611686018427387904"),
         ({"col": COL.long()}, TypeError, "`col` must be int32"),
         ({"rowptr": ROWPTR[:2]}, ValueError, "`rowptr` must ascend"),
     ],

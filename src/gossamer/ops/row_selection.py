@@ -101,8 +101,17 @@ def _check_top(key: Tensor, cost: Tensor, budget: int) -> None:
     _checks.shape_of("cost", cost, (key.numel(),), f"[{key.numel()}], one for each `key`")
     if budget < 0:
         raise ValueError(f"`budget` must be at least 0 (got {budget})")
-    if cost.numel() and int(cost.min()) < 0:
-        raise ValueError(f"`cost` must hold no negative number (got {int(cost.min())})")
+    if cost.numel() == 0:
+        return
+    low, high = map(int, cost.aminmax())
+    if low < 0:
+        raise ValueError(f"`cost` must hold no negative number (got {low})")
+    most = (2**63 - 1) // cost.numel()
+    if high > most:
+        raise ValueError(
+            f"`cost` must hold numbers up to {most}, or int64 sums of {cost.numel()} rows overflow (got {high}); "
+            "divide costs and budget"
+        )
 
 
 def _top_reference(key: Tensor, cost: Tensor, budget: int) -> Tensor:

@@ -64,9 +64,14 @@ class SampledNeighbours(NamedTuple):
 # Checks -----------------------------------------------------------------------------------------------------------
 
 
-def _check_fanout(name: str, fanout: int) -> None:
+def _check_fanout(name: str, fanout: int, replace: bool) -> None:
     if fanout < -1 or fanout == 0:
         raise ValueError(f"`{name}` must be at least 1, or -1 for all neighbours (got {fanout})")
+    if replace and fanout > MAX_EDGES:  # else a row's degree bounds what is drawn
+        raise ValueError(
+            f"`{name}` must be at most {MAX_EDGES} with replacement, draws of one row (got {fanout}); "
+            "pass -1 for all neighbours"
+        )
 
 
 def _check_weight(weight: Tensor | None, nnz: int) -> None:
@@ -89,7 +94,7 @@ def _check_edges(
     _checks.rowptr_of(rowptr, col.numel())
     _check_weight(weight, col.numel())
     _check_rows("rows", rows, rowptr.numel() - 1)
-    _check_fanout("fanout", fanout)
+    _check_fanout("fanout", fanout, replace)
 
 
 def _check(
@@ -112,7 +117,7 @@ def _check(
     if not fanouts:
         raise ValueError("`fanouts` must hold one number per hop (got none)")
     for fanout in fanouts:
-        _check_fanout("fanouts", fanout)
+        _check_fanout("fanouts", fanout, replace)
 
 
 def refuse_repeat(seeds: Tensor, at: int) -> NoReturn:

@@ -32,8 +32,8 @@ def _gather_product_into(
     codes, books, scale, ids = contiguous(codes, books, scale, ids)
     gather = library.gather_product_f32 if out.dtype == F32 else library.gather_product_bf16
     gather(
-        at(codes), codes.size(0), columns, width, length, id_bits(length), at(books), at(scale), at(ids), at(out),
-        ids.numel(), num_threads(),
+        at(codes), codes.size(0), columns, min(width, columns), length, id_bits(length), at(books), at(scale), at(ids),
+        at(out), ids.numel(), num_threads(),
     )  # fmt: skip
 
 
