@@ -93,6 +93,23 @@ def test_weights_of_a_graph_are_used_or_refused(data):
     trained(gcn(data), data, None, adjacency=graph.with_value(None), epochs=1)
 
 
+class Skipping(Own):
+    """Adds its input to what the layer makes of it: on blocks that would have fewer rows."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.skip = nn.Linear(data.num_features, 16)
+
+    def forward(self, x, edge_index):
+        return self.second((self.first(x, edge_index) + self.skip(x)).relu(), edge_index)
+
+
+@pytest.mark.parametrize("recipe", [None, "float32", "tango"])
+def test_skip_connections_of_a_model_written_by_hand(data, recipe):
+    torch.manual_seed(0)
+    assert trained(Skipping(data), data, recipe, epochs=8).test > 0.7
+
+
 def test_scores_are_those_of_all_neighbours(data):
     model = sage(data)
     found = trained(model, data, epochs=1)

@@ -3,8 +3,8 @@
 An epoch draws a seed from torch's generator, whose state a checkpoint holds, and everything else from that: the order
 of the training nodes and their neighbours. So a resumed run repeats it.
 
-A lightened model gets blocks, a bipartite graph per layer; a plain one, or one with convolutions that were not
-converted, the sampled `edge_index`, which PyG's ready models trim layer by layer. As in training on the whole graph,
+A lightened ready model gets blocks, a bipartite graph per layer; any other the sampled `edge_index`, which PyG's ready
+models trim layer by layer. As in training on the whole graph,
 models do not see `data.edge_weight`; those of a Graph given as `adjacency` reach a model with blocks. Scores are of all
 neighbours, layer by layer (`infer_layerwise`), or, with `eval_fanouts`, of sampled ones: for graphs on which a pass
 over all nodes would take longer than the epoch.
@@ -98,7 +98,7 @@ class SampledNodes:
         if _is_ready(model) or hasattr(model, "inference_layers"):
             return infer_layerwise(model, self.graph, self.x, progress=False)
         x = self.x if isinstance(self.x, Tensor) else torch.as_tensor(self.x[:])
-        edges = self.graph if _takes_blocks(model) else self.graph.edge_index
+        edges = self.graph if _takes_graphs(model) else self.graph.edge_index
         return Batch((x, edges), self.y, None, len(self.y)).predict(model, self.task)
 
 
@@ -116,11 +116,19 @@ def _graph_of(data: Any, adjacency: Any) -> Graph:
 
 
 def _takes_blocks(model: nn.Module) -> bool:
-    """A lightened model does, unless PyG's own code computes one of its convolutions."""
+    """Whether a lightened model computes rows of destinations alone: PyG's ready models do, and those that say what
+    their layers are. Other models may add a layer's input to its result, which has fewer rows.
+    """
+    return _takes_graphs(model) and (_is_ready(model) or hasattr(model, "inference_layers"))
+
+
+def _takes_graphs(model: nn.Module) -> bool:
+    """Whether the model is lightened, and none of its convolutions is computed by PyG's own code."""
+    if model_state_of(model) is None:
+        return False
     with importing_pyg():
         from torch_geometric.nn import MessagePassing
-    convolutions = (module for module in model.modules() if isinstance(module, MessagePassing))
-    return model_state_of(model) is not None and all(state_of(conv) is not None for conv in convolutions)
+    return all(state_of(module) is not None for module in model.modules() if isinstance(module, MessagePassing))
 
 
 def _is_ready(model: Any) -> bool:
