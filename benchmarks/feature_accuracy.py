@@ -74,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--models", default="sage,gcn,mlp")
+    parser.add_argument("--codecs", default=",".join(CODECS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=RESULTS / "features-accuracy.json")
@@ -82,7 +83,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     found = json.loads(args.out.read_text())["results"] if args.out.exists() else []
     done = {(row["set"], row["model"], row["codec"]) for row in found}
-    jobs = [(s, m, c) for s in args.sets.split(",") for m in args.models.split(",") for c in CODECS]
+    jobs = [(s, m, c) for s in args.sets.split(",") for m in args.models.split(",") for c in args.codecs.split(",")]
     jobs = [job for job in jobs if job not in done]
     loaded: dict[str, Any] = {}
     with Progress() as progress:
