@@ -33,6 +33,14 @@ void define_features(nb::module_& m) {
   def_gathers(m, "gather_scalar_f32", &Kernels::gather_scalar_f32, "gather_product_f32", &Kernels::gather_product_f32);
   def_gathers(m, "gather_scalar_bf16", &Kernels::gather_scalar_bf16, "gather_product_bf16",
               &Kernels::gather_product_bf16);
+  def(m, "spmm_scalar",
+      [](Address rowptr, Address col, int64_t n, Address value, Address src_scale, Address dst_scale, Address diagonal,
+         int64_t step, Address codes, int64_t cols, int bits, Address table, bool per_column, Address out,
+         int threads) {
+        kernels().spmm_scalar(csr(rowptr, col, n), weight(value, src_scale, dst_scale, 1),
+                              {nullptr, at<float>(diagonal), step, nullptr, nullptr},
+                              {at<uint8_t>(codes), cols, bits, at<float>(table), per_column}, at<float>(out), threads);
+      });
   def(m, "encode_scalar",
       [](Address x, int64_t cols, int bits, Address thresholds, bool per_column, Address codes, int64_t rows,
          int64_t chunk_rows, Address bad, int threads) {

@@ -95,6 +95,8 @@ struct Kernels {
   void (*gather_scalar_bf16)(ScalarRows, const int64_t* ids, uint16_t* out, int64_t count, int threads);
   void (*gather_product_f32)(ProductRows, const int64_t* ids, float* out, int64_t count, int threads);
   void (*gather_product_bf16)(ProductRows, const int64_t* ids, uint16_t* out, int64_t count, int threads);
+  // ops/spmm_scalar.py
+  void (*spmm_scalar)(Csr, EdgeWeight, RowEnd, ScalarRows, float* out, int threads);
   // ops/encode_codes.py; bad [chunks of rows]: the first row that is not finite; false: no memory left for scratch
   void (*encode_scalar)(const float* x, ScalarRows to, uint8_t* codes, int64_t rows, int64_t chunk_rows, int64_t* bad,
                         int threads);

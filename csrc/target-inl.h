@@ -48,6 +48,8 @@ namespace GOSSAMER_TARGET {
 
 #include "gather_codes-inl.h"
 
+#include "spmm_scalar-inl.h"
+
 #include "encode_codes-inl.h"
 
 #include "int8_linear-inl.h"
@@ -118,6 +120,7 @@ static const Kernels table = {
     gather_scalar<uint16_t>,
     gather_product<float>,
     gather_product<uint16_t>,
+    spmm_scalar,
     encode_scalar,
     encode_product,
     int8_linear,

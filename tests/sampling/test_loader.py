@@ -38,6 +38,34 @@ def equal(batches, others) -> bool:
 # Batches --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_rows_may_stay_codes(prefetch):
+    store = gs.compress(torch.randn(NODES, 19), gs.Scalar(bits=2))
+    decoded = list(loader(x=store, blocks=True))
+    for coded, batch in zip(loader(x=store, blocks=True, decode=False, prefetch=prefetch), decoded, strict=True):
+        assert isinstance(coded.x, gs.codecs.CodedRows) and coded.x.shape == batch.x.shape
+        assert torch.equal(coded.x.decode(), batch.x) and coded.x.requires_grad is False
+        assert torch.equal(coded.x.first(5).decode(), batch.x[:5]) and len(coded.x) == len(batch.x)
+        assert coded.x.nbytes == len(batch.x) * 5 + coded.x.codes.tensors[1].nbytes  # 19 codes of 2 bits in 5 bytes
+        assert repr(coded.x).startswith(f"CodedRows({len(batch.x)} x 19, Scalar(bits=2")
+    (mixed,) = loader(x=store, blocks=True, decode=False, batch_size=100, dtype=torch.bfloat16)
+    assert mixed.x.dtype == mixed.x.decode().dtype == torch.bfloat16
+
+
+def test_other_codes_are_decoded_by_the_loader():
+    store = gs.compress(torch.randn(NODES, 16), gs.Product(width=4, length=16))
+    pairs = zip(loader(x=store, blocks=True, decode=False), loader(x=store, blocks=True), strict=True)
+    assert all(torch.equal(one.x, other.x) for one, other in pairs)
+
+
+def test_codes_need_blocks_and_compressed_features():
+    store = gs.compress(torch.randn(NODES, 3), gs.Scalar(bits=2))
+    with pytest.raises(ValueError, match=r"`decode`.*blocks=True.*got blocks=False"):
+        loader(x=store, decode=False)
+    with pytest.raises(TypeError, match=r"`x` must be compressed features.*got Tensor.*gs\.compress"):
+        loader(blocks=True, decode=False)
+
+
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 def test_a_batch_holds_what_belongs_to_its_nodes(blocks, prefetch, threads):

@@ -13,7 +13,7 @@ from gossamer.ops.gather_codes import id_bits
 from gossamer.ops.pack_ids import row_bytes
 from gossamer.ops.rank_rows import level_bits
 
-from .calls import COUNTS, Draw, floats, integers, masks
+from .calls import COUNTS, Draw, diagonals, floats, integers, masks, maybe, structure
 
 COLUMNS = st.sampled_from([1, 3, 16, 18, 33, 70])
 FEW_BITS = st.sampled_from([1, 2, 4, 8])
@@ -53,6 +53,15 @@ def gather_scalar_into(draw: Draw) -> list[Any]:
     codes, table, columns, bits = scalar_table(draw)
     ids = ids_of(draw, codes.size(0), least=-1)
     return [out_of(draw, ids, columns), codes, table, ids, columns, bits]
+
+
+def spmm_scalar(draw: Draw) -> list[Any]:
+    rowptr, col, num_src = structure(draw)
+    num_dst, columns, bits = rowptr.numel() - 1, draw(COLUMNS), draw(FEW_BITS)
+    factors = [maybe(draw, floats(draw, count)) for count in (col.numel(), num_src, num_dst)]
+    codes = integers(draw, 0, 256, (num_src, row_bytes(columns, bits)), torch.uint8)
+    table = floats(draw, 2**bits, draw(st.sampled_from([1, columns])))
+    return [rowptr, col, *factors, codes, table, diagonals(draw, num_src, num_dst), columns, bits]
 
 
 def books(draw: Draw) -> tuple[Tensor, Tensor, Tensor, int, int, int]:
@@ -104,6 +113,7 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "unpack_ids": unpack_ids,
     "gather_scalar": gather_scalar,
     "gather_scalar_into": gather_scalar_into,
+    "spmm_scalar": spmm_scalar,
     "gather_product": gather_product,
     "gather_product_into": gather_product_into,
     "encode_scalar": encode_scalar,

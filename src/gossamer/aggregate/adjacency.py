@@ -16,7 +16,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from ..ops.spmm import row_sums, spmm_op
 from ..ops.spmm_int8 import spmm_int8_op
 from ..state import facts
 from .policy import Exact, Policy, Transposed
+
+if TYPE_CHECKING:
+    from ..codecs import CodedRows
 
 Reduce = Literal["sum", "mean", "max"]
 EXACT = Exact()
@@ -145,6 +148,11 @@ class Adjacency:
             t = self.graph.t()
             transposed = (t.rowptr, t.col, *((None, t.value) if self.value is None else (self.graph.t_perm, None)))
         return spmm_op(self.matrix(), x.contiguous(), bias, diagonal, add, *transposed)
+
+    def product_coded(self, x: CodedRows) -> Tensor:
+        """A x of a fixed adjacency, straight from codes; there is no gradient."""
+        self.graph.check_rows("x", x)
+        return ops.spmm_scalar(self.matrix(), *x.codes.tensors, self._spread(), x.size(1), x.codec.bits)
 
     def back(self, dout: Tensor) -> Tensor:
         """A^T dout."""

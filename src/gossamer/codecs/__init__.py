@@ -6,6 +6,7 @@ tests/codecs finds it and tests it.
 
 from .blockwise import Blockwise
 from .codec import Codec, Codes
+from .coded import CodedRows
 from .hotness import hotness, hottest
 from .named import codec_of
 from .product import Product
@@ -19,6 +20,7 @@ from .uniform import Uniform
 __all__ = [
     "Blockwise",
     "Codec",
+    "CodedRows",
     "Codes",
     "NotFinite",
     "Product",

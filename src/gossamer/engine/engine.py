@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .. import memory
 from ..aggregate import Adjacency
+from ..codecs import CodedRows
 from ..state import state_of
 from . import epilogue as epilogues
 from . import rules
@@ -56,9 +57,14 @@ class Engine(ABC):
         rows than there are destinations, as of a block, the first are taken.
         """
         roots = [] if root is None else [root]
+        plain = rules.is_plain(lin) and adjacency.is_linear and not (inside and lin.bias is not None)
+        if isinstance(x, CodedRows):
+            if plain and self.sums_codes(x, lin.weight.size(0), adjacency):
+                return self._convolve_coded(x, adjacency, lin, bias, root, x_dst)
+            x, x_dst = _ready(x, x_dst)
         if root is not None:
             x, x_dst = _first_rows(x, x_dst, adjacency.graph.num_dst)
-        if rules.is_plain(lin) and adjacency.is_linear and not (inside and lin.bias is not None):
+        if plain:
             if isinstance(x, Deferred) and all(map(rules.is_plain, roots)):
                 out = self.convolve_deferred(x, adjacency, lin, bias, root)
                 if out is not None:
@@ -69,6 +75,16 @@ class Engine(ABC):
         if inside:
             return self.aggregate(adjacency, self.multiply(lin, x), bias)
         return self.multiply(lin, self.aggregate(adjacency, x), None, self.rooted(root, x_dst))
+
+    def _convolve_coded(
+        self, x: CodedRows, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Any
+    ) -> Tensor:
+        """(A x) W^T + bias + root(x_dst); decoded are the rows of destinations alone, for their root."""
+        rooted = None
+        if root is not None and x_dst is not None:
+            num_dst = adjacency.graph.num_dst
+            rooted = self.rooted(root, x_dst.first(num_dst).decode() if isinstance(x_dst, CodedRows) else x_dst)
+        return self.of(lin).product(adjacency.product_coded(x), lin.weight, bias, rooted)
 
     def rooted(self, root: Any, x_dst: Tensor | None) -> Tensor | None:
         """root(x_dst), None without either."""
@@ -155,6 +171,10 @@ class Engine(ABC):
     def aggregates_first(self, x: Tensor, out_channels: int, adjacency: Adjacency) -> bool:
         """(A x) W^T in place of A (x W^T)."""
         return rules.aggregates_first(x, x.size(1), out_channels, adjacency.graph)
+
+    def sums_codes(self, x: CodedRows, out_channels: int, adjacency: Adjacency) -> bool:
+        """Whether A x is made straight from the codes of x."""
+        return rules.sums_codes(x, out_channels, adjacency)
 
     @abstractmethod
     def convolve_plain(

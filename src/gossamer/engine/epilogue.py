@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric import nn as pyg
 
 from .. import ops
+from ..codecs import CodedRows
 from ..ops.activation import ACTIVATIONS
 from ..ops.norm_act import Epilogue, Over
 from . import gradient, rules
@@ -262,7 +263,9 @@ class Deferred:
 
 
 def ready(x: Any) -> Any:
-    """A tensor: the result of a Deferred, or x itself."""
+    """A tensor: the result of a Deferred, rows that were codes, or x itself."""
+    if isinstance(x, CodedRows):
+        return x.decode()
     return x.run() if isinstance(x, Deferred) else x
 
 

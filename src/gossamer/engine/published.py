@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import ops
 from ..aggregate import Adjacency
+from ..codecs import CodedRows
 from ..ops.norm_act import Over
 from . import rules
 from .attention import Attention, Drop, Projected
@@ -51,6 +52,9 @@ class Published(Engine):
         if not needs_rows(adjacency, x):
             return self.whole.aggregate(adjacency, x, bias, add)
         return weighted_sum(adjacency, x, self.shared.saving.values, bias, add)
+
+    def sums_codes(self, x: CodedRows, out_channels: int, adjacency: Adjacency) -> bool:
+        return self.shared.sums_codes(x, out_channels, adjacency)
 
     def convolve_plain(
         self, x: Tensor, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Tensor | None

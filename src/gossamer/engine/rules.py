@@ -22,7 +22,9 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn.dense.linear import is_uninitialized_parameter
 
 from .. import native
+from ..aggregate import Adjacency
 from ..aggregate.build import is_sparse
+from ..codecs import CodedRows
 from ..graph import Graph
 from ..ops.int8_linear import MAX_COLUMNS
 from .saved.policy import LEAST
@@ -122,7 +124,7 @@ SPARSE = 10
 """A multiplication of a sparse product takes as long as so many of a dense one."""
 
 
-def aggregates_first(x: Tensor, in_channels: int, out_channels: int, graph: Graph | None = None) -> bool:
+def aggregates_first(x: Tensor | CodedRows, in_channels: int, out_channels: int, graph: Graph | None = None) -> bool:
     """(A X) W in place of A (X W): the sparse product is the expensive one.
 
     In training a sparse product of width w is paid once forward and, if a gradient flows through it, once backward:
@@ -140,6 +142,23 @@ def aggregates_first(x: Tensor, in_channels: int, out_channels: int, graph: Grap
         return after < before
     spared = (graph.num_src - graph.num_dst) * in_channels * out_channels * (1 if forward_only else 2 + int(needs_x))
     return SPARSE * graph.num_edges * (after - before) < spared
+
+
+def sums_codes(x: CodedRows, out_channels: int, adjacency: Adjacency) -> bool:
+    """Whether neighbours are summed straight from codes: first, with no gradient, in no other dtype, and if it pays.
+
+    A row is decoded for each of its edges; with many entries of a table that costs more than reading it decoded.
+    """
+    table = x.codes.tensors[1]
+    return (
+        x.codec.bits <= (4 if table.size(1) == 1 else 2)
+        and adjacency.is_fixed
+        and x.dtype == torch.float32
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled(x.device.type)
+        and not transformed()
+        and aggregates_first(x, x.size(1), out_channels, adjacency.graph)
+    )
 
 
 # Modules ----------------------------------------------------------------------------------------------------------
@@ -203,5 +222,5 @@ def _has_kernels(conv: Any, x: Tensor) -> bool:
 
 def attends(x: Any, edge_index: Any) -> bool:
     """What the attention kernels take."""
-    fits = isinstance(x, Tensor) and x.dim() == 2 and x.dtype == torch.float32
+    fits = isinstance(x, (Tensor, CodedRows)) and x.dim() == 2 and x.dtype == torch.float32
     return fits and not torch.is_autocast_enabled(x.device.type) and not is_sparse(edge_index)

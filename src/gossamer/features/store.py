@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..codecs import Codec, Codes
+from ..codecs import Codec, CodedRows, Codes, Scalar
 from ..ops import _checks
+from ..ops.gather_rows import gather_rows
 from . import file, writer
 from .file import OUTPUT_DTYPES, Header
 from .layout import check_codec, decode_rows, row_tensors, tables
@@ -158,6 +159,16 @@ class FeatureStore:
         self._check_file()
         _checks.ids_within("ids", index, self.num_nodes, "nodes")  # for kernels a negative id is a row to leave out
         return decode_rows(self.codec, self._codes, index, dtype, out)
+
+    def coded(self, ids: Ids, dtype: torch.dtype | None = None) -> CodedRows | Tensor:
+        """The rows `ids` as codes, where layers can sum them as such: of gs.Scalar. Others as by `gather`."""
+        if not isinstance(self.codec, Scalar):
+            return self.gather(ids, dtype=dtype)
+        index = self._ids(ids)
+        self._check_file()
+        rows, *tables = self._tensors
+        shape = torch.Size((len(index), self.num_features))
+        return CodedRows(self.codec, Codes((gather_rows(rows, index), *tables), shape, dtype or self.dtype))
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """All rows. Takes 4 bytes per number in float32: as much as the features took before."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from typing import Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from ..ops.csr import row_of_edge, transpose_csr
 from ..ops.gather_rows import gather_rows
 from ..state import facts
 from . import build, file
+
+if TYPE_CHECKING:
+    from ..codecs import CodedRows
 
 Duplicates = Literal["keep", "sum", "mean", "max"]
 LARGE = 10**6
@@ -260,7 +263,7 @@ class Graph:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def check_rows(self, name: str, x: Tensor) -> None:
+    def check_rows(self, name: str, x: Tensor | CodedRows) -> None:
         """Raise unless `x` has one row per source node."""
         if x.dim() < 2 or x.size(0) != self.num_src:
             raise ValueError(

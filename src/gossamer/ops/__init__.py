@@ -41,6 +41,7 @@ from .sddmm_int8 import sddmm_int8
 from .spmm import spmm
 from .spmm_int8 import spmm_int8
 from .spmm_max import spmm_max
+from .spmm_scalar import spmm_scalar
 from .unpack import unpack
 from .weight_grad import weight_grad
 
@@ -108,6 +109,7 @@ __all__ = [
     "spmm_int8",
     "spmm_max",
     "spmm_rows",
+    "spmm_scalar",
     "top_rows",
     "transpose_csr",
     "unpack",

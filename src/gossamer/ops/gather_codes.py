@@ -90,7 +90,7 @@ def _kept(out: Tensor, rows: Tensor, ids: Tensor) -> None:
 # One code per column ----------------------------------------------------------------------------------------------
 
 
-def _check_scalar_table(codes: Tensor, table: Tensor, columns: int, bits: int) -> None:
+def check_scalar_table(codes: Tensor, table: Tensor, columns: int, bits: int) -> None:
     check_columns(columns)
     check_bits(bits)
     _check_codes(codes, row_bytes(columns, bits))
@@ -98,7 +98,7 @@ def _check_scalar_table(codes: Tensor, table: Tensor, columns: int, bits: int) -
 
 
 def _check_scalar(codes: Tensor, table: Tensor, ids: Tensor, columns: int, bits: int, bfloat16: bool = False) -> None:
-    _check_scalar_table(codes, table, columns, bits)
+    check_scalar_table(codes, table, columns, bits)
     _check_ids(ids, codes.size(0))
 
 
@@ -123,7 +123,7 @@ gather_scalar = define(
 
 
 def _check_scalar_into(out: Tensor, codes: Tensor, table: Tensor, ids: Tensor, columns: int, bits: int) -> None:
-    _check_scalar_table(codes, table, columns, bits)
+    check_scalar_table(codes, table, columns, bits)
     _check_some_ids(ids, codes.size(0))
     _check_out(out, ids, columns)
 

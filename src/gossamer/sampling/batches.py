@@ -30,9 +30,10 @@ class Batches:
         replace: bool,
         weighted: bool,
         dtype: torch.dtype,
+        decode: bool = True,
     ) -> None:
         self._sampler = NeighborSampler(graph, fanouts, replace, weighted)
-        self._x = rows_of("x", x, graph.num_nodes, dtype)
+        self._x = rows_of("x", x, graph.num_nodes, dtype, decode)
         self._y = checks.per_node("y", y, graph.num_nodes)
         self._blocks = blocks
         with (

@@ -30,7 +30,8 @@ class NeighborLoader(Epochs):
     memmap, an object whose `[ids]` are rows (compressed features), or None. fanouts: neighbours per hop, -1 for all.
     seeds: ids, each once, or a mask. replace, weighted: as of `NeighborSampler`. prefetch: batches computed ahead by a
     thread, 0 for none; by default two if there are cores that torch does not use, or if x is read from a file. dtype:
-    of x.
+    of x. decode: whether rows of compressed x are decoded; if not, `batch.x` of a gs.Scalar code is a `CodedRows`, for
+    `model(batch.x, batch.blocks)` of a lightened model, whose first layer sums codes.
 
     With a dict of graphs by edge type, ("author", "writes", "paper"), and a dict of x by node type, `seeds` is
     ("paper", ids) and a `HeteroData` is yielded; fanouts may be a dict by edge type, y one by node type.
@@ -53,7 +54,10 @@ class NeighborLoader(Epochs):
         seed: int = 0,
         prefetch: int | None = None,
         dtype: torch.dtype = torch.float32,
+        decode: bool = True,
     ) -> None:
+        if not decode and not blocks:
+            raise ValueError("`decode` may be False only with blocks=True, whose layers take codes (got blocks=False)")
         self._batches: Batches | HeteroBatches
         if isinstance(graph, Mapping):
             if blocks:
@@ -62,7 +66,7 @@ class NeighborLoader(Epochs):
             self._seeds = self._batches.seeds
         else:
             num_nodes = checks.square(graph).num_nodes
-            self._batches = Batches(graph, x, checks.fanouts(fanouts), y, blocks, replace, weighted, dtype)
+            self._batches = Batches(graph, x, checks.fanouts(fanouts), y, blocks, replace, weighted, dtype, decode)
             self._seeds = checks.seeds(seeds, num_nodes)
         super().__init__(self._seeds.numel(), x, Batching(batch_size, shuffle, drop_last, seed, prefetch))
 

@@ -12,11 +12,19 @@ from torch import Tensor
 
 from ..ops.gather_rows import gather_rows
 
-Gather = Callable[[Tensor], Tensor]
+Gather = Callable[[Tensor], Any]
 
 
-def rows_of(name: str, x: Any, num_nodes: int, dtype: torch.dtype) -> Gather | None:
-    """ids -> their rows in `dtype`. `x`: a tensor, an array or memmap, an object with `gather` or `[ids]`, or None."""
+def rows_of(name: str, x: Any, num_nodes: int, dtype: torch.dtype, decode: bool = True) -> Gather | None:
+    """ids -> their rows in `dtype`. `x`: a tensor, an array or memmap, an object with `gather` or `[ids]`, or None.
+
+    Without `decode` x is compressed features, and rows come as codes where layers can take them.
+    """
+    if not decode and not hasattr(x, "coded"):
+        raise TypeError(
+            f"`{name}` must be compressed features to be left as codes (got {type(x).__name__}); pass "
+            f"`gs.compress({name}, ...)`, or decode=True"
+        )
     if x is None:
         return None
     if isinstance(x, np.ndarray):
@@ -34,6 +42,8 @@ def rows_of(name: str, x: Any, num_nodes: int, dtype: torch.dtype) -> Gather | N
         )
     if isinstance(x, Tensor):
         return lambda ids: gather_rows(x, ids).to(dtype)
+    if not decode:
+        return lambda ids: x.coded(ids, dtype=dtype)
     if hasattr(x, "gather"):
         return lambda ids: _checked(name, x.gather(ids, dtype=dtype), ids)
     return lambda ids: _checked(name, x[ids], ids).to(dtype)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...aggregate import Adjacency
+from ...codecs import CodedRows
 from ...ops.int8_linear import MAX_COLUMNS
 from ...ops.norm_act import Epilogue
 from .. import rules
@@ -89,6 +90,10 @@ class Int8Engine(Engine):
 
     def aggregates_first(self, x: Tensor, out_channels: int, adjacency: Adjacency) -> bool:
         return self.beneath.aggregates_first(x, out_channels, adjacency)
+
+    def sums_codes(self, x: CodedRows, out_channels: int, adjacency: Adjacency) -> bool:
+        """The sum is float32, and is quantised once as the input of the product."""
+        return self.beneath.sums_codes(x, out_channels, adjacency)
 
     def convolve_plain(
         self, x: Tensor, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Tensor | None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...aggregate import Adjacency
+from ...codecs import CodedRows
 from .. import rules
 from ..attention import Attention, Drop, Gat, Projected, weight_of_terms
 from ..engine import Engine
@@ -63,6 +64,10 @@ class Saved(Engine):
         if not rules.saves_little(x):
             return rules.aggregates_first(x, x.size(1), out_channels, adjacency.graph)
         return not x.requires_grad and x.size(1) <= out_channels
+
+    def sums_codes(self, x: CodedRows, out_channels: int, adjacency: Adjacency) -> bool:
+        """Only where nothing is saved: backward recomputes A x from decoded rows, which are saved by reference."""
+        return not torch.is_grad_enabled() and self.whole.sums_codes(x, out_channels, adjacency)
 
     def convolve_plain(
         self, x: Tensor, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Tensor | None
