@@ -73,10 +73,11 @@ class SampledNodes:
     def _loader(
         self, blocks: bool, ids: Tensor, fanouts: Sequence[int], seed: int = 0, shuffle: bool = False
     ) -> NeighborLoader:
-        size = self.sampling.batch_size
+        size, coded = self.sampling.batch_size, blocks and isinstance(self.x, FeatureStore)
         return NeighborLoader(
-            self.graph, self.x, list(fanouts), ids, size, y=self.y, shuffle=shuffle, blocks=blocks, seed=seed
-        )
+            self.graph, self.x, list(fanouts), ids, size, y=self.y, shuffle=shuffle, blocks=blocks, seed=seed,
+            decode=not coded,
+        )  # fmt: skip
 
     def _batch(self, model: nn.Module, batch: Any) -> Batch:
         named: dict[str, Any] = {}
