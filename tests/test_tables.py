@@ -169,3 +169,23 @@ def test_a_table_without_results_stays_and_the_others_are_made(
     assert "accuracy-int8.json is not there" in capsys.readouterr().out
     with pytest.raises(tables.NotMeasured, match="accuracy-int8"):
         tables.table("accuracy-int8")
+
+
+def test_features(tables: ModuleType) -> None:
+    """Differences are by seed, ratios those that were stored; a sampler that draws a part of the edges is left out."""
+    import feature_tables
+
+    def run(codec: str, ratio: float, tests: list[float]) -> dict[str, Any]:
+        facts = {"set": "digits", "model": "sage", "codec": codec, "ratio": ratio, "seeds": 2, "std": 0.7}
+        return facts | {"mean": sum(tests) / 2, "tests": tests}
+
+    accuracies = {"machine": MACHINE, "width": 64}
+    accuracies["results"] = [run("float32", 1.0, [90.0, 91.0]), run("1 bit", 31.6, [89.0, 91.0])]
+    text = feature_tables.accuracy_table({"features-accuracy": accuracies})
+    assert "| digits, GraphSAGE | 90.50 ± 0.70 | -0.50 ± 0.50 (32x) |" in text and "2 seeds" in text
+    speed = {"edges_per_second": 2e6, "seconds_per_batch": 0.01, "edges_per_batch": 100}
+    dgl = {"version": "1", "best": "a", "a": speed, "b": speed | {"edges_per_batch": 7}}
+    sampled = {"machine": MACHINE, "graph": {"nodes": 5, "edges": 9}, "fanouts": [3, 2], "batch_size": 4}
+    sampled |= {"gossamer": speed | {"edges_per_second": 3e6}, "dgl": dgl, "ratio_edges_per_second": 1.5}
+    text = feature_tables.sampling_table({"sampling": sampled})
+    assert "| DGL 1, a | 2.0 | 10.0 |" in text and "DGL 1, b" not in text and "1.5 times as many" in text
