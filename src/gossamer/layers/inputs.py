@@ -9,8 +9,7 @@ from torch import Tensor
 from ..aggregate import Adjacency
 from ..aggregate.adjacency import Reduce
 from ..aggregate.build import Sizes, in_csr_order, is_sparse, listed, neighbours
-from ..codecs import CodedRows
-from ..engine.epilogue import Deferred, input_of
+from ..engine.epilogue import input_of
 from ..graph import Blocks, Graph
 from ..state import state_of
 
@@ -24,8 +23,11 @@ def block_of(x: Any, edge_index: Any) -> Any:
 
 
 def pair_of(x: Any) -> tuple[Any, Any]:
-    """Sources and destinations: one tensor (Deferred, CodedRows) for both, or PyG's pair."""
-    return (x, x) if isinstance(x, (Tensor, Deferred, CodedRows)) else x
+    """Sources and destinations: one input for both, or PyG's pair."""
+    if not isinstance(x, (tuple, list)):
+        return x, x
+    x_src, x_dst = x
+    return x_src, x_dst
 
 
 def under_policy(conv: Any, adjacency: Adjacency) -> Adjacency:
