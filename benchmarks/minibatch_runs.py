@@ -92,7 +92,7 @@ def train(folder: Path, seeds: int, features: str, recipe: str, warm: int = 0, m
     chosen = torch.from_numpy(np.random.default_rng(0).choice(data.num_nodes, seeds, replace=False))
     trainee = Trainee(data.x.size(1), 64, recipe)
     start, steps, losses = time.perf_counter(), 0, []
-    for batch in loader_of(graph, x, data.y, chosen, trainee):
+    for batch in loader_of(graph, x, data.y, chosen, trainee, prefetch=2 if most is None else 0):
         if steps == warm:
             start = time.perf_counter()
         trainee.step(batch)
