@@ -145,7 +145,9 @@ def plots(results: Results, folder: Path) -> None:
     shades = {"sage": "#08519c", "gcn": "#6baed6", "mlp": "#bdbdbd"}
     for axes, name in zip(panels[0], sets, strict=True):
         for model, shade in shades.items():
-            runs = jobs.get((name, model), {})
+            runs = jobs.get((name, model))
+            if runs is None:
+                continue
             scalar = [one for codec, one in runs.items() if not codec.startswith("product")]
             scalar.sort(key=lambda one: one["ratio"])
             product = [one for codec, one in runs.items() if codec.startswith("product")]
