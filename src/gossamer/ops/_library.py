@@ -28,7 +28,9 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 
 @dataclass(frozen=True)
 class Op:
-    """One registered op. Calling it goes through PyTorch's dispatcher; structures may be given field by field."""
+    """One registered op. Calling it goes through PyTorch's dispatcher or, where that adds nothing, straight to the
+    kernel; structures may be given field by field.
+    """
 
     name: str
     signature: Signature

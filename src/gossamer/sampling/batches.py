@@ -36,9 +36,8 @@ class Batches:
         self._x = rows_of("x", x, graph.num_nodes, dtype, decode)
         self._y = checks.per_node("y", y, graph.num_nodes)
         self._blocks = blocks
-        with (
-            importing_pyg()
-        ):  # here, since a loader calls `make` in a thread: filters of warnings belong to all threads
+        # here, since a loader calls `make` in a thread: filters of warnings belong to all threads
+        with importing_pyg():
             from torch_geometric.data import Data
         self._data = Data
 

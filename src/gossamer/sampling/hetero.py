@@ -59,9 +59,8 @@ class HeteroBatches:
         self._x = {kind: rows_of(f"x[{kind!r}]", rows, self._num_nodes[kind], dtype) for kind, rows in by_type.items()}
         labels = _by_type("y", y if isinstance(y, Mapping) or y is None else {self._type: y}, self._num_nodes)
         self._y = {kind: checks.per_node(f"y[{kind!r}]", each, self._num_nodes[kind]) for kind, each in labels.items()}
-        with (
-            importing_pyg()
-        ):  # here, since a loader calls `make` in a thread: filters of warnings belong to all threads
+        # here, since a loader calls `make` in a thread: filters of warnings belong to all threads
+        with importing_pyg():
             from torch_geometric.data import HeteroData
         self._data = HeteroData
 
