@@ -128,12 +128,12 @@ def test_a_bad_row_is_told() -> None:
 
 def test_an_interrupted_command_is_resumed() -> None:
     np.save("x.npy", np.random.default_rng(0).standard_normal((300_000, 16), np.float32))
-    command = [sys.executable, "-m", "gossamer", "compress", "x.npy", "x.gsf", "--codec", "scalar:4", "--block", "64"]
+    command = [sys.executable, "-m", "gossamer", "compress", "x.npy", "x.gsf", "--codec", "scalar:4", "--block", "12"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = Path(".x.gsf.journal")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (journal.exists() and journal.read_text().count("\n") > 20):
-        time.sleep(0.01)
+        time.sleep(0.002)  # thousands of blocks are left when it is noticed
     process.send_signal(signal.SIGINT)
     out, told = process.communicate(timeout=60)
     assert process.returncode == 130 and out == "" and "Add --resume to continue" in told
