@@ -128,13 +128,13 @@ def test_a_bad_row_is_told() -> None:
 
 def test_an_interrupted_command_is_resumed() -> None:
     np.save("x.npy", np.random.default_rng(0).standard_normal((300_000, 16), np.float32))
-    command = [sys.executable, "-m", "gossamer", "compress", "x.npy", "x.gsf", "--codec", "scalar:4", "--block", "12"]
+    command = [sys.executable, "-m", "gossamer", "compress", "x.npy", "x.gsf", "--codec", "scalar:4", "--block", "64"]
     heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a shell's background jobs ignore it)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     journal = Path(".x.gsf.journal")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (journal.exists() and journal.read_text().count("\n") > 20):
-        time.sleep(0.002)  # thousands of blocks are left when it is noticed
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, told = process.communicate(timeout=60)
     assert process.returncode == 130 and out == "" and "Add --resume to continue" in told
