@@ -254,6 +254,15 @@ def int8_linear(b: Bench) -> Case:
     return Case(f"int8_linear {b.d}x{b.d}", ours, baselines, moved, {"X @ W float32": 4.0})
 
 
+def row_products(b: Bench) -> Case:
+    """As features of twice the columns are decoded from their components."""
+    x, w, bias = b.x[:, : b.d // 2].contiguous(), torch.randn(b.d, b.d // 2), torch.randn(b.d)
+    baselines: dict[str, Run] = {"X @ W float32": lambda: F.linear(x, w, bias)}
+    moved = b.n * (b.row_bytes + b.row_bytes // 2)
+    name = f"row_products {b.d // 2}x{b.d}"
+    return Case(name, lambda: ops.row_products(x, w, bias), baselines, moved, {"X @ W float32": 1.0})
+
+
 def build_graph(b: Bench) -> Case:
     def ours() -> gs.Graph:
         graph = gs.Graph.from_edge_index(b.edge_index, b.n)
@@ -287,5 +296,5 @@ def fresh_buffers(b: Bench) -> Case:
 CASES: list[Callable[[Bench], Case]] = [
     spmm, spmm_huge_pages, spmm_int8, spmm_bf16, spmm_backward, spmm_mean, spmm_max, sddmm, edge_softmax, attention,
     quantize_nearest, quantize_stochastic, dequantize, pack, unpack, relu_dropout, relu_dropout_backward, dropout,
-    gather, gather_codes, int8_linear, build_graph, fresh_buffers,
+    gather, gather_codes, int8_linear, row_products, build_graph, fresh_buffers,
 ]  # fmt: skip

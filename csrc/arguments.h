@@ -92,6 +92,71 @@ struct RowCodes {
   int64_t first_row;
 };
 
+// How a gradient passes an affine quantiser: everywhere, where the code is in range, or strictly inside of it.
+constexpr int kStraightThrough = 0, kClipped = 1;
+// Codes 0 .. top with `zero` for 0.0 (ops/fake_quantize.py); scale and its inverse for all columns or for each. Rows
+// with keep[i] != 0 stay as they are (null: none does).
+struct Quantizer {
+  const float *scale, *inverse;
+  bool per_column;
+  float zero, top;
+  int rule;
+  const float* row;
+  const uint8_t* keep;
+};
+
+// What becomes of an integer sum times its factor (ops/requantize.py): times row[i], plus shift[c], plus add[i, c]
+// (null: left out), times slope where negative; floats if bits is 32, else codes 0 .. top with `zero` for 0.0, two to a
+// byte if bits is 4.
+struct Requantize {
+  const float *row, *shift, *add;
+  float slope;
+  int32_t zero, top;
+  int bits;
+  float* floats;
+  uint8_t* codes;
+};
+// Codes x [rows, in] of 8 or 4 bits, times weights [outs, in], plus bias [outs] (null: 0); mult [outs] is what the sum
+// is multiplied by.
+struct IntegerProduct {
+  const uint8_t* x;
+  int bits;
+  int64_t in;
+  const int8_t* w;
+  const int32_t* bias;
+  const float* mult;
+};
+// neighbours * (sum of x_j) + own * x_i, of codes minus their zero point; rows of x are `stride` bytes apart.
+struct IntegerSum {
+  const uint8_t* x;
+  int bits;
+  int64_t stride;
+  int64_t neighbours, own, zero;
+  const float* mult;  // [cols]
+};
+
+// Attention on codes x (ops/integer_attention.py): rows are `stride` bytes apart and hold `stored` codes, `padded` of
+// each head, of which the first `width` count; terms of logits as in GatTerms; the table of weights and how many of its
+// steps make a unit of a logit.
+// Where `weighted`, `weights` [nnz] take the place of attention, for one head, and nothing is divided; `own` [num_dst]
+// are those of the destinations' own rows.
+struct IntegerAttention {
+  const uint8_t* x;
+  int bits;
+  int64_t stride, stored;
+  int32_t zero;
+  int64_t heads, padded, width;
+  const float *a_src, *a_dst, *edge;
+  float slope;
+  const float* table;
+  int64_t table_size;
+  float per_step;
+  bool mean;
+  const float* mult;  // [cols]
+  bool weighted;
+  const uint8_t *weights, *own;
+};
+
 // Activation (csrc/activation-inl.h) with its slope, then dropout with probability p.
 struct Pointwise {
   int act;

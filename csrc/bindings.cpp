@@ -303,6 +303,7 @@ NB_MODULE(_native, m) {
   define_sparse(m);
   define_codes(m);
   define_int8(m);
+  define_integer(m);
   define_features(m);
   define_epilogue(m);
   define_weight_grads(m);

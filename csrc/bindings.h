@@ -28,6 +28,7 @@ void def(nb::module_& m, const char* name, F f) {
 
 void define_sampling(nb::module_& m);      // bindings_sampling.cpp
 void define_int8(nb::module_& m);          // bindings_int8.cpp
+void define_integer(nb::module_& m);       // bindings_integer.cpp
 void define_features(nb::module_& m);      // bindings_features.cpp
 void define_epilogue(nb::module_& m);      // bindings_epilogue.cpp
 void define_weight_grads(nb::module_& m);  // bindings_epilogue.cpp

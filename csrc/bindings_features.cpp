@@ -54,6 +54,11 @@ void define_features(nb::module_& m) {
             at<float>(x), {at<float>(books), at<float>(start), at<float>(inverse_scale), cols, width, length, bits},
             at<uint8_t>(codes), rows, chunk_rows, at<int64_t>(bad), threads);
       });
+  def(m, "row_products",
+      [](Address x, Address weight, Address bias, Address out, int64_t rows, int64_t cols, int64_t outs, int threads) {
+        return kernels().row_products(at<float>(x), {at<float>(weight), at<float>(bias), at<float>(out), outs}, rows,
+                                      cols, threads);
+      });
   def(m, "pack_ids", [](Address ids, int64_t rows, int64_t parts, int bits, Address packed, int threads) {
     pack_ids(at<int32_t>(ids), rows, parts, bits, at<uint8_t>(packed), threads);
   });

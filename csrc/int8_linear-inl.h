@@ -33,7 +33,15 @@ static void pack_weights(const int8_t* w, int64_t in, int64_t outs, Code* packed
   for (int64_t o = 0; o < ceil_div(outs, kPanel) * kPanel; ++o) {
     Code* panel = packed + (o / kPanel) * groups * kPanel * kGroup + (o % kPanel) * kGroup;
     int32_t sum = 0;
-    for (int64_t k = 0; k < groups * kGroup; ++k) {
+    int64_t whole = 0;
+    if (o < outs && kGroup == 4)
+      for (; whole + kGroup <= in;
+           whole += kGroup) {  // four at a time: a byte each would take as long as small products
+        const int8_t* from = w + o * in + whole;
+        std::memcpy(panel + whole * kPanel, from, 4);
+        sum += from[0] + from[1] + from[2] + from[3];
+      }
+    for (int64_t k = whole; k < groups * kGroup; ++k) {
       const int8_t value = o < outs && k < in ? w[o * in + k] : int8_t(0);
       panel[(k / kGroup) * kPanel * kGroup + k % kGroup] = value;
       sum += value;

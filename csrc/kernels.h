@@ -102,6 +102,8 @@ struct Kernels {
                         int threads);
   bool (*encode_product)(const float* x, CodeSearch, uint8_t* codes, int64_t rows, int64_t chunk_rows, int64_t* bad,
                          int threads);
+  // ops/row_products.py; false: no memory left for scratch
+  bool (*row_products)(const float* x, Product, int64_t rows, int64_t cols, int threads);
   // ops/int8_linear.py and the other products of int8 rows; false: no memory left for scratch
   bool (*int8_linear)(const Int8Product*, int count, const float* added, Outer, float* out, RowCodes to, HeadTerms,
                       int64_t rows, int64_t out_features, int threads);
@@ -117,6 +119,21 @@ struct Kernels {
                          float* dw, int64_t rows, int64_t outs, int64_t in, int threads);
   void (*int8_grad_exact)(const float* g, Int8Rows x, float* partial, float* dw, int64_t rows, int64_t outs, int64_t in,
                           int threads);
+  // ops/fake_quantize.py; histogram false: no memory left for scratch
+  void (*fake_quantize)(const float* x, Quantizer, float* out, uint8_t* bits, int64_t rows, int64_t cols, int threads);
+  void (*fake_quantize_backward)(const float* dout, const float* row, const uint8_t* bits, float* dx, int64_t rows,
+                                 int64_t cols, int threads);
+  bool (*histogram)(const float* x, const float* row, const uint8_t* keep, float low, float per_unit, int64_t bins,
+                    int64_t* counts, int64_t rows, int64_t cols, int threads);
+  // ops/requantize.py, ops/integer_linear.py, ops/integer_sum.py; false: no memory left for scratch
+  void (*quantize_affine)(const float* x, int64_t in, const float* mult, Requantize, int64_t* bad, int64_t rows,
+                          int64_t cols, int threads);
+  void (*requantize)(const uint8_t* x, int bits, int64_t stride, int32_t zero, const float* mult, Requantize,
+                     int64_t rows, int64_t cols, int threads);
+  bool (*integer_linear)(const IntegerProduct*, int count, Requantize, int64_t rows, int64_t outs, int threads);
+  bool (*integer_sum)(Csr, IntegerSum, Requantize, int64_t cols, int threads);
+  void (*integer_max)(Csr, const uint8_t* x, int bits, int64_t stride, int32_t zero, uint8_t* out, int threads);
+  bool (*integer_attention)(Csr, IntegerAttention, Requantize, int64_t cols, int threads);
   // ops/row_selection.py
   void (*row_norms)(const float* x, float* out, int64_t rows, int64_t cols, int threads);
   void (*row_norms_int8)(Int8Rows x, float* out, int64_t rows, int64_t cols, int threads);

@@ -121,6 +121,31 @@ GOSSAMER_INLINE f32x16 sum_by_head(f32x16 v) {
   return fold_lanes<H>(v, [](f32x16 a, f32x16 b) { return a + b; });
 }
 
+// a0 b0 a1 b1 .., as two vectors.
+GOSSAMER_INLINE void interleave(f32x16 a, f32x16 b, f32x16* out) {
+#if defined(__AVX512F__)
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  const __m512 x = bits_of<__m512>(a.part[0]), y = bits_of<__m512>(b.part[0]);
+  out[0] = {bits_of<f32x16::Part>(_mm512_permutex2var_ps(x, low, y))};
+  out[1] = {bits_of<f32x16::Part>(_mm512_permutex2var_ps(x, high, y))};
+#elif defined(__AVX2__)
+  GOSSAMER_EACH_PART {
+    const __m256 x = bits_of<__m256>(a.part[p]), y = bits_of<__m256>(b.part[p]);
+    const __m256 low = _mm256_unpacklo_ps(x, y), high = _mm256_unpackhi_ps(x, y);
+    out[p].part[0] = bits_of<f32x16::Part>(_mm256_permute2f128_ps(low, high, 0x20));
+    out[p].part[kParts - 1] = bits_of<f32x16::Part>(_mm256_permute2f128_ps(low, high, 0x31));
+  }
+#else
+  float x[kLanes], y[kLanes], both[2 * kLanes];
+  store(x, a);
+  store(y, b);
+  for (int k = 0; k < kLanes; ++k) both[2 * k] = x[k], both[2 * k + 1] = y[k];
+  out[0] = load<f32x16>(both);
+  out[1] = load<f32x16>(both + kLanes);
+#endif
+}
+
 // Four lanes of rows of H floats: lanes 4 q .. 4 q + 3 of gather_heads.
 typedef float f32x4 __attribute__((vector_size(16)));
 template <int H, typename F>

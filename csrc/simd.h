@@ -10,4 +10,4 @@
 #endif
 
 #define GOSSAMER_INLINE static inline __attribute__((always_inline))
-#define GOSSAMER_INLINED __attribute__((always_inline))  // after the arguments of a lambda
+#define GOSSAMER_INLINED __attribute__((always_inline))  // of a member, or after the arguments of a lambda

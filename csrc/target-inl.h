@@ -22,6 +22,8 @@ namespace GOSSAMER_TARGET {
 //
 #include "row_selection-inl.h"
 
+#include "fake_quantize-inl.h"
+
 #include "pack-inl.h"
 
 #include "pack_fixed-inl.h"
@@ -52,13 +54,23 @@ namespace GOSSAMER_TARGET {
 
 #include "encode_codes-inl.h"
 
+#include "row_products-inl.h"
+
 #include "int8_linear-inl.h"
 
 #include "int8_rows-inl.h"
 
+#include "requantize-inl.h"
+
+#include "integer_linear-inl.h"
+
+#include "integer_sum-inl.h"
+
 #include "edge_codes-inl.h"
 
 #include "gat_int8-inl.h"
+
+#include "integer_attention-inl.h"
 
 #include "gat_backward_int8-inl.h"
 
@@ -123,6 +135,7 @@ static const Kernels table = {
     spmm_scalar,
     encode_scalar,
     encode_product,
+    row_products,
     int8_linear,
     spmm_rows,
     quantize_times,
@@ -131,6 +144,15 @@ static const Kernels table = {
     int8_grad<float>,
     int8_grad<int8_t>,
     int8_grad_exact,
+    fake_quantize,
+    fake_quantize_backward,
+    histogram,
+    quantize_affine,
+    requantize,
+    integer_linear,
+    integer_sum,
+    integer_max,
+    integer_attention,
     row_norms,
     row_norms_int8,
     sddmm_int8,

@@ -68,4 +68,28 @@ GOSSAMER_INLINE void narrow64(int8_t* to, i32x16 a, i32x16 b, i32x16 c, i32x16 d
   narrow(to + 3 * kLanes, d);
 #endif
 }
+// The same of integers from 0 to 255.
+GOSSAMER_INLINE void narrow64_unsigned(uint8_t* to, i32x16 a, i32x16 b, i32x16 c, i32x16 d) {
+#if defined(__AVX512BW__)
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i low = _mm512_packs_epi32(bits_of<__m512i>(a.part[0]), bits_of<__m512i>(b.part[0]));
+  const __m512i high = _mm512_packs_epi32(bits_of<__m512i>(c.part[0]), bits_of<__m512i>(d.part[0]));
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high)));
+#elif defined(__AVX2__)
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const auto half = [&](uint8_t* at, i32x16 x, i32x16 y) {
+    const __m256i low = _mm256_packs_epi32(bits_of<__m256i>(x.part[0]), bits_of<__m256i>(x.part[kParts - 1]));
+    const __m256i high = _mm256_packs_epi32(bits_of<__m256i>(y.part[0]), bits_of<__m256i>(y.part[kParts - 1]));
+    const __m256i all = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), all);
+  };
+  half(to, a, b);
+  half(to + 32, c, d);
+#else
+  narrow(to, a);
+  narrow(to + kLanes, b);
+  narrow(to + 2 * kLanes, c);
+  narrow(to + 3 * kLanes, d);
+#endif
+}
 GOSSAMER_INLINE void narrow_bytes(uint8_t* to, i32x16 v) { narrow(reinterpret_cast<int8_t*>(to), v); }

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from gossamer import native
 from gossamer.ops import OPS
-from support import calls, calls_features, calls_int8, calls_layers
+from support import calls, calls_features, calls_int8, calls_integer, calls_layers
 from support.calls import DTYPES, Draw
 from support.compare import same, tensors_of, using
 
 ISAS = native.available_isas() or [native.REFERENCE]
-CALLS = calls.CALLS | calls_layers.CALLS | calls_int8.CALLS | calls_features.CALLS
+CALLS = calls.CALLS | calls_layers.CALLS | calls_int8.CALLS | calls_features.CALLS | calls_integer.CALLS
 EXTREMES = (-(2**63), -(2**31), -1, 2**31 - 1, 2**31, 2**62)
 
 

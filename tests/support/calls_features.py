@@ -103,6 +103,12 @@ def code_sums(draw: Draw) -> list[Any]:
     return [sums, counts, floats(draw, codes.size(0), columns), codes]
 
 
+def row_products(draw: Draw) -> list[Any]:
+    columns, outputs = draw(st.integers(0, 20)), draw(st.sampled_from([0, 1, 16, 18, 70]))
+    x = floats(draw, draw(COUNTS), columns) * masks(draw, columns)
+    return [x, floats(draw, outputs, columns), maybe(draw, floats(draw, outputs))]
+
+
 def rank_rows(draw: Draw) -> list[Any]:
     rows = draw(st.sampled_from([0, 1, 8, 511, 512, 513, 1200]))
     return [*level_bits(masks(draw, rows)), ids_of(draw, rows), rows]
@@ -118,6 +124,7 @@ CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "gather_product_into": gather_product_into,
     "encode_scalar": encode_scalar,
     "encode_product": encode_product,
+    "row_products": row_products,
     "code_sums": code_sums,
     "rank_rows": rank_rows,
 }

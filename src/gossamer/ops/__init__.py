@@ -14,6 +14,7 @@ from .dropout import dropout, dropout_saving_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
 from .encode_codes import encode_product, encode_scalar
 from .epilogue_products_backward import epilogue_products_backward
+from .fake_quantize import fake_quantize, histogram
 from .gat_int8 import gat_backward_int8, gat_dots_int8, gat_sum_int8, int8_linear_heads
 from .gather_codes import gather_product, gather_product_into, gather_scalar, gather_scalar_into
 from .gather_rows import gather_packed_rows, gather_rows, gather_rows_int8
@@ -22,6 +23,11 @@ from .head_mean import head_mean_spmm
 from .int8_grad import int8_grad, int8_grad_exact
 from .int8_linear import int8_linear, int8_linear_plus, int8_linear_two
 from .int8_rows import epilogue_rows, int8_linear_rows, quantize_times, save_epilogue_rows, saved_codes, spmm_rows
+from .integer_attention import integer_attention
+from .integer_linear import integer_linear, integer_linear_two
+from .integer_max import integer_max
+from .integer_sum import integer_sum
+from .integer_weighted_sum import integer_weighted_sum
 from .linear import column_sums, linear
 from .norm_act import norm_act, norm_act_backward
 from .norm_act_backward_rows import norm_act_backward_rows
@@ -31,6 +37,8 @@ from .pack_ids import pack_ids, unpack_ids
 from .quantize_rows import dequantize_rows, quantize_rows
 from .random import random_bits
 from .rank_rows import rank_rows
+from .requantize import quantize_affine, requantize
+from .row_products import row_products
 from .row_selection import filter_edges, nonzero_rows, row_norms, row_norms_int8, top_rows
 from .sample_neighbours import sample_edges, sample_neighbours
 from .save_epilogue import save_epilogue
@@ -59,6 +67,7 @@ __all__ = [
     "encode_scalar",
     "epilogue_products_backward",
     "epilogue_rows",
+    "fake_quantize",
     "filter_edges",
     "gat_attention",
     "gat_backward_int8",
@@ -73,6 +82,7 @@ __all__ = [
     "gather_scalar_into",
     "gatv2_logits",
     "head_mean_spmm",
+    "histogram",
     "int8_grad",
     "int8_grad_exact",
     "int8_linear",
@@ -80,6 +90,12 @@ __all__ = [
     "int8_linear_plus",
     "int8_linear_rows",
     "int8_linear_two",
+    "integer_attention",
+    "integer_linear",
+    "integer_linear_two",
+    "integer_max",
+    "integer_sum",
+    "integer_weighted_sum",
     "linear",
     "masked_scale",
     "nonzero_rows",
@@ -89,13 +105,16 @@ __all__ = [
     "pack",
     "pack_fixed",
     "pack_ids",
+    "quantize_affine",
     "quantize_rows",
     "quantize_times",
     "random_bits",
     "rank_rows",
     "relu_dropout",
+    "requantize",
     "row_norms",
     "row_norms_int8",
+    "row_products",
     "sample_edges",
     "sample_neighbours",
     "save_epilogue",

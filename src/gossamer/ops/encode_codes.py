@@ -45,7 +45,7 @@ def _check_x(x: Tensor) -> None:
     check_columns(x.size(1), "columns of `x`")
 
 
-def _first_bad(x: Tensor) -> Tensor:
+def first_bad(x: Tensor) -> Tensor:
     bad = ~x.isfinite().all(1)
     if x.size(0) == 0:
         return torch.full((), -1, dtype=torch.int64, device=x.device)
@@ -64,7 +64,7 @@ def _scalar_reference(x: Tensor, thresholds: Tensor, bits: int) -> EncodedRows:
     codes = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
     for row in thresholds:
         codes += x > row
-    return EncodedRows(pack_ids.reference(codes, bits), _first_bad(x))
+    return EncodedRows(pack_ids.reference(codes, bits), first_bad(x))
 
 
 def _scalar_fake(x: Tensor, thresholds: Tensor, bits: int) -> EncodedRows:
@@ -106,7 +106,7 @@ def _product_reference(x: Tensor, books: Tensor, start: Tensor, inverse_scale: T
                 score = score + z[:, k : k + 1] * book[k]
             found = score.argmax(1).where((rows != 0).any(1), 0)
             ids[first : first + BLOCK_ROWS, p] = found.to(torch.int32)
-    return EncodedRows(pack_ids.reference(ids, id_bits(books.size(1))), _first_bad(x))
+    return EncodedRows(pack_ids.reference(ids, id_bits(books.size(1))), first_bad(x))
 
 
 def _product_fake(x: Tensor, books: Tensor, start: Tensor, inverse_scale: Tensor, width: int) -> EncodedRows:

@@ -62,7 +62,7 @@ def _check_ids(ids: Tensor, rows: int) -> None:
     _checks.ids_within("ids", ids, rows, "rows")
 
 
-def _check_some_ids(ids: Tensor, rows: int) -> None:
+def check_some_ids(ids: Tensor, rows: int) -> None:
     _checks.dtype_of("ids", ids, (torch.int64,))
     _checks.shape_of("ids", ids, (None,), "[count]")
     at = _checks.first_outside(ids + 1, rows + 1)
@@ -73,7 +73,7 @@ def _check_some_ids(ids: Tensor, rows: int) -> None:
         )
 
 
-def _check_out(out: Tensor, ids: Tensor, columns: int) -> None:
+def check_out(out: Tensor, ids: Tensor, columns: int) -> None:
     _checks.dtype_of("out", out, (torch.float32, torch.bfloat16))
     _checks.shape_of("out", out, (ids.numel(), columns), f"[{ids.numel()}, {columns}], a row per id")
     if not out.is_contiguous():
@@ -124,8 +124,8 @@ gather_scalar = define(
 
 def _check_scalar_into(out: Tensor, codes: Tensor, table: Tensor, ids: Tensor, columns: int, bits: int) -> None:
     check_scalar_table(codes, table, columns, bits)
-    _check_some_ids(ids, codes.size(0))
-    _check_out(out, ids, columns)
+    check_some_ids(ids, codes.size(0))
+    check_out(out, ids, columns)
 
 
 def _scalar_into_reference(out: Tensor, codes: Tensor, table: Tensor, ids: Tensor, columns: int, bits: int) -> None:
@@ -218,8 +218,8 @@ def _check_product_into(
     out: Tensor, codes: Tensor, books: Tensor, scale: Tensor, ids: Tensor, columns: int, width: int, length: int
 ) -> None:
     _check_books(codes, books, scale, columns, width, length)
-    _check_some_ids(ids, codes.size(0))
-    _check_out(out, ids, columns)
+    check_some_ids(ids, codes.size(0))
+    check_out(out, ids, columns)
 
 
 def _product_into_reference(
