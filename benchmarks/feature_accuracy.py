@@ -31,6 +31,9 @@ CODECS: dict[str, Any] = {
     "4 bits": gs.Scalar(bits=4),
     "2 bits": gs.Scalar(bits=2),
     "1 bit": gs.Scalar(bits=1),
+    "2 bits optimal": gs.Scalar(bits=2, scale="optimal"),
+    "principal 2 x 4 bits": gs.Principal(ratio=2, then=gs.Scalar(bits=4)),
+    "principal 2 x 2 bits": gs.Principal(ratio=2, then=gs.Scalar(bits=2)),
     "product 16x256": gs.Product(width=16, length=256),
     "product 8x256": gs.Product(width=8, length=256),
 }

@@ -9,6 +9,9 @@ from typing import Any
 from activation_tables import paired, table, where
 
 Results = Mapping[str, Any]
+LINE = ("float32", "8 bits", "4 bits", "2 bits", "1 bit")
+MARKS = {"product": "s", "principal": "^", "2 bits optimal": "D"}
+"""How plots show codecs: some as a line, those whose names begin so by a mark each."""
 MODELS = {"sage": "GraphSAGE", "gcn": "GCN", "mlp": "MLP (control)"}
 
 
@@ -153,10 +156,11 @@ def plots(results: Results, folder: Path) -> None:
             runs = jobs.get((name, model))
             if runs is None:
                 continue
-            scalar = [one for codec, one in runs.items() if not codec.startswith("product")]
-            scalar.sort(key=lambda one: one["ratio"])
-            product = [one for codec, one in runs.items() if codec.startswith("product")]
-            for line, marker, style in ((scalar, "o", "-"), (product, "s", "none")):
+            scalar = sorted((runs[codec] for codec in LINE if codec in runs), key=lambda one: one["ratio"])
+            lines = [(scalar, "o", "-")]
+            for start, mark in MARKS.items():
+                lines.append(([one for codec, one in runs.items() if codec.startswith(start)], mark, "none"))
+            for line, marker, style in lines:
                 axes.errorbar([one["ratio"] for one in line], [one["mean"] for one in line],
                               [one["std"] for one in line], color=shade, marker=marker, linestyle=style, capsize=2,
                               label=MODELS[model] if marker == "o" else None)  # fmt: skip

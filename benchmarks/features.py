@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from gossamer.ops.pack_ids import row_bytes
 
 SCALAR = [gs.Scalar(bits, per=per) for bits in (1, 2, 4, 8) for per in ("tensor", "column")]
 PRODUCT = [gs.Product(16, 2048), gs.Product(16, 256)]
+PRINCIPAL = [gs.Principal(2, gs.Scalar(4, per="column"))]
 ROWS_OF_PRODUCT = 50_000  # encoded: a search among 2048 entries is arithmetic, and takes as long for every row
 
 
@@ -38,6 +40,8 @@ def shapes_of(text: str) -> list[tuple[int, int]]:
 def name_of(codec: gs.Codec) -> str:
     if isinstance(codec, gs.Scalar):
         return f"scalar:{codec.bits}:{codec.per}"
+    if isinstance(codec, gs.Principal):
+        return f"principal:{codec.ratio}:{name_of(codec.then)}"
     assert isinstance(codec, gs.Product)
     return f"product:{codec.width}x{codec.length}"
 
@@ -45,6 +49,12 @@ def name_of(codec: gs.Codec) -> str:
 def random_codes(codec: gs.Codec, rows: int, columns: int) -> gs.Codes:
     """Codes and tables of random bits: how fast rows are decoded does not depend on what they hold."""
     rng = torch.Generator().manual_seed(0)
+    if isinstance(codec, gs.Principal):
+        width = math.ceil(columns / codec.ratio)
+        mean, scale, directions = (torch.randn(size, columns, generator=rng) for size in (1, 1, width))
+        coded = random_codes(codec.then, rows, width)
+        tensors = (*coded.tensors, mean[0], scale[0], directions.half())
+        return coded._replace(tensors=tensors, shape=torch.Size((rows, columns)))
     if isinstance(codec, gs.Scalar):
         table = torch.randn(2**codec.bits, columns if codec.per == "column" else 1, generator=rng)
         count, tables = row_bytes(columns, codec.bits), (table,)
@@ -75,7 +85,7 @@ def gather(args: argparse.Namespace) -> list[dict[str, Any]]:
             "our copy of float32": lambda x=x, ids=ids: gs.ops.gather_rows(x, ids),
         }
         stored = {}
-        for codec in [*SCALAR, *PRODUCT]:
+        for codec in [*SCALAR, *PRODUCT, *PRINCIPAL]:
             codes = random_codes(codec, rows, columns)
             stored[name_of(codec)] = codes.nbytes
             for dtype in (torch.float32, torch.bfloat16):
@@ -121,7 +131,7 @@ def show(title: str, seconds: dict[str, float], baseline: str, rows: int) -> Non
 
 
 PARTS = {"gather": gather, "encode": encode}
-TESTS = {"gather": ["ops/test_gather_codes.py"], "encode": ["ops/test_encode_codes.py"]}
+TESTS = {"gather": ["ops/test_gather_codes.py", "ops/test_row_products.py"], "encode": ["ops/test_encode_codes.py"]}
 
 
 def main() -> None:

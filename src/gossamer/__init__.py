@@ -10,7 +10,7 @@ from .sampling import NeighborLoader, LinkNeighborLoader, NeighborSampler
 
 # A recipe: which codec or arithmetic sits where
 from . import codecs
-from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8, Scalar, Product, TwoLevel
+from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8, Scalar, Product, Principal, TwoLevel
 from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact, NonzeroRows, TopRows
 
 # Features in few bits
@@ -58,6 +58,7 @@ __all__ = [  # noqa: RUF022 (the order above)
     "RowInt8",
     "Scalar",
     "Product",
+    "Principal",
     "TwoLevel",
     "Recipe",
     "recipes",

@@ -55,6 +55,13 @@ def test_a_file_becomes_a_store() -> None:
     assert torch.equal(store.decode(), gs.compress("x.npy", gs.Scalar(bits=8)).decode())
 
 
+def test_principal_components() -> None:
+    text = run("x.npy", "x.gsf", "--codec", "principal:2:scalar:8")
+    store = gs.FeatureStore.open("x.gsf", verify=True)
+    assert "40 x 12 as Principal(ratio=2, then=Scalar(bits=8" in text
+    assert torch.equal(store.decode(), gs.compress("x.npy", gs.Principal(2, gs.Scalar(8))).decode())
+
+
 def test_settings_and_json() -> None:
     told = json.loads(
         run("x.npy", "x.gsf", "--codec", "scalar:2", "--json", "--dtype", "bfloat16", "--block", "7", "--sample", "9",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gossamer.codecs import Blockwise, Codec, Product, Projected, RowInt8, Scalar, TwoLevel, Uniform
+from gossamer.codecs import Blockwise, Codec, Principal, Product, Projected, RowInt8, Scalar, TwoLevel, Uniform
 from gossamer.ops import OPS
 
 BITS = (1, 2, 4, 8)
@@ -25,6 +25,13 @@ SETTINGS: dict[str, list[Codec]] = {
         *(Blockwise(bits, block=60, bins="optimal") for bits in BITS),
         Blockwise(bits=2, block=256, meta="float32", bins="optimal"),
     ],
+    "Principal": [
+        Principal(),
+        Principal(1, Scalar(8, per="tensor", zeros="fold")),
+        Principal(2.5, Scalar(2, "optimal", refine=False)),
+        Principal(3, Scalar(1)),
+        Principal(ratio=2, then=Product(4, 16)),
+    ],
     "Product": [Product(), Product(4, 16), Product(5, 7, "cosine"), Product(3, 2, seed=1)],
     "Projected": [
         Projected(),
@@ -39,6 +46,8 @@ SETTINGS: dict[str, list[Codec]] = {
         *(Scalar(bits, per="column", zeros="keep") for bits in BITS),
         *(Scalar(bits, "log", "column", "keep", refine=False) for bits in BITS[1:]),
         Scalar(4, per="tensor", zeros="fold", refine=False),
+        *(Scalar(bits, "optimal") for bits in BITS),
+        Scalar(2, "optimal", "column", "keep", refine=False),
     ],
     "TwoLevel": [TwoLevel(), TwoLevel(Product(4, 16), Scalar(1, per="tensor"), "hotness")],
     "Uniform": [*map(Uniform, BITS), *(Uniform(bits, meta="bfloat16") for bits in (2, 8))],
@@ -59,7 +68,7 @@ def row_codec(request: pytest.FixtureRequest) -> Codec:
     return request.param
 
 
-FITTED = [codec for codec in ALL if isinstance(codec, (Scalar, Product, TwoLevel))]
+FITTED = [codec for codec in ALL if isinstance(codec, (Scalar, Product, Principal, TwoLevel))]
 
 
 @pytest.fixture(params=FITTED, ids=repr)

@@ -184,7 +184,7 @@ def test_single_rows(row_codec, dtype, sample):
 
 
 def test_which_codecs_are_fitted(codec, settings):
-    fits = codec in [*settings["Scalar"], *settings["Product"], *settings["TwoLevel"]]
+    fits = codec in [*settings["Scalar"], *settings["Product"], *settings["Principal"], *settings["TwoLevel"]]
     assert isinstance(codec, RowCodec) == fits
     assert (codec.fit(torch.ones(3, 2)) is codec) != fits
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from gossamer import Product, Scalar, TwoLevel
+from gossamer import Principal, Product, Scalar, TwoLevel
 from gossamer.codecs import codec_of, hotness, hottest
 
 PAIRS = [
@@ -129,10 +129,17 @@ def test_hotness():
 def test_codecs_by_name():
     assert codec_of("scalar:1") == Scalar(1)
     assert codec_of("scalar:4:log") == Scalar(4, "log")
+    assert codec_of("scalar:2:optimal") == Scalar(2, "optimal")
     assert codec_of(" Scalar:8:column:uniform ") == Scalar(8, "uniform", "column")
     assert codec_of("product:16x2048") == Product(16, 2048)
     assert codec_of("product:8x256:cosine") == Product(8, 256, "cosine")
-    bad = ["", "scalar", "scalar:3", "scalar:x", "scalar:4:cubic", "scalar:4:log:uniform", "product", "product:16"]
+    assert codec_of("principal:2") == Principal()
+    assert codec_of("principal:4:scalar:2:optimal") == Principal(4, Scalar(2, "optimal"))
+    assert codec_of("principal:2.5:product:8x256") == Principal(2.5, Product(8, 256))
+    assert repr(codec_of("principal:2:scalar:4")) == repr(Principal(ratio=2, then=Scalar(bits=4)))
+    bad = ["principal", "principal:", "principal:0.5", "principal:x", "principal:inf", "principal:2:scalar"]
+    bad += ["principal:2:principal:2", "principal:2:scalar:3", "principal:2:other:3"]
+    bad += ["", "scalar", "scalar:3", "scalar:x", "scalar:4:cubic", "scalar:4:log:uniform", "product", "product:16"]
     bad += ["product:16x1", "product:16x2048:dot", "product:16x2048:cosine:x", "int8", "scalar:"]
     for text, said in itertools.product(bad, ("'scalar:BITS'", "'product:WIDTHxLENGTH'", "got ")):
         with pytest.raises(ValueError, match="`codec` must be") as caught:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.codecs import Codec, Product, Scalar, Uniform
+from gossamer.codecs import Codec, Principal, Product, Scalar, Uniform
 
 CODECS: list[Codec] = [
     *(Uniform(bits) for bits in (1, 4)),
@@ -18,6 +18,9 @@ CODECS: list[Codec] = [
     Scalar(2, refine=False),
     Product(width=8, length=16),
     Product(width=5, length=11, metric="cosine"),
+    Principal(ratio=2, then=Scalar(bits=4)),
+    Principal(ratio=1.5, then=Product(width=4, length=16)),
+    Principal(ratio=3, then=Scalar(bits=2, refine=False)),
 ]
 
 

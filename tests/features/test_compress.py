@@ -48,7 +48,11 @@ def test_one_row_and_one_column(codec):
         assert torch.equal(gs.compress(x, codec).decode(), x)
 
 
-@pytest.mark.parametrize("setting", [gs.Scalar(1), gs.Scalar(4, per="column"), gs.Product(8, 32)], ids=repr)
+@pytest.mark.parametrize(
+    "setting",
+    [gs.Scalar(1), gs.Scalar(4, per="column"), gs.Product(8, 32), gs.Principal(), gs.Principal(2, gs.Product(8, 32))],
+    ids=repr,
+)
 def test_the_store_holds_what_the_codec_encodes_by_itself(setting, monkeypatch, path):
     """With a sample of some rows, and tables that are means over all of them."""
     monkeypatch.setattr(rows_module, "SAMPLE_ROWS", 500)

@@ -119,7 +119,7 @@ def test_the_strongest_codec_within_the_bound_is_recommended():
     x = torch.randn(200, 64, generator=draw) + 1
     report = gs.feature_report(x, gs.Scalar(bits=8), graph, layers=2)
     fine = {each.codec: each.ratio for each in report.codecs if each.eta[2] <= 0.05}
-    assert 0 < len(fine) < 4 and report.recommended == max(fine, key=fine.get)
+    assert 0 < len(fine) < 5 and report.recommended == max(fine, key=fine.get)
     alone = gs.feature_report(x, gs.Scalar(bits=8))
     assert alone.khat == () and alone.layers == 0 and all(len(each.eta) == 1 for each in alone.codecs)
     assert alone.recommended == repr(gs.Scalar(bits=8))  # nothing averages the errors away
@@ -134,6 +134,20 @@ def test_what_is_exact_has_no_error():
     assert gs.feature_report(torch.zeros(50, 3), gs.Uniform(bits=1), some_graph()).codecs[0].eta == (0, 0, 0, 0)
 
 
+def test_principal_components_are_a_candidate():
+    draw = torch.Generator().manual_seed(6)
+    low_rank = torch.randn(3000, 4, generator=draw) @ torch.randn(4, 128, generator=draw)
+    x = low_rank + 0.01 * torch.randn(3000, 128, generator=draw)
+    dense = gs.feature_report(x, gs.Scalar(bits=8))
+    principal = next(each for each in dense.codecs if each.codec == repr(gs.Principal()))
+    two_bits = next(each for each in dense.codecs if each.codec == repr(gs.Scalar(2)))
+    assert principal.ratio > 12 and principal.relative_error < 0.12 < 0.3 < two_bits.relative_error
+    words = (torch.rand(3000, 128, generator=draw) < 0.05).float()
+    assert gs.feature_report(words, gs.Scalar(bits=8)).recommended == repr(gs.Scalar(bits=1))
+    wide = gs.feature_report(torch.ones(5, 1025), gs.Scalar(bits=8))
+    assert not any("Principal" in each.codec for each in wide.codecs)
+
+
 def test_text_and_json():
     report = gs.feature_report(torch.randn(50, 30).half(), gs.Scalar(bits=4), some_graph())
     text = str(report)
@@ -141,7 +155,7 @@ def test_text_and_json():
     assert "Scalar(bits=4) " in text and "refine" not in text  # in short
     told = json.loads(report.to_json())
     assert eval(told["codecs"][0]["codec"], vars(gs)) == gs.Scalar(bits=4)
-    assert len(told["codecs"]) == 4 and told["khat"] == list(report.khat) and told["source_dtype"] == "float16"
+    assert len(told["codecs"]) == 5 and told["khat"] == list(report.khat) and told["source_dtype"] == "float16"
     without = str(gs.feature_report(torch.randn(50, 30), gs.Uniform(bits=1), candidates=[]))
     assert "No codec has eta_0 <= 0.05" in without and "Pass a graph" in without
     endless = gs.feature_report(torch.ones(500, 3), gs.Uniform(bits=4), complete(500))
@@ -156,6 +170,7 @@ def test_text_and_json():
         (gs.Scalar(2, scale="log", refine=False), "Scalar(bits=2, scale='log', refine=False)"),
         (gs.Product(8, 64, metric="cosine"), "Product(width=8, length=64, metric='cosine')"),
         (gs.TwoLevel(gs.Scalar(8), gs.Scalar(1)), "TwoLevel(Scalar(bits=8), Scalar(bits=1))"),
+        (gs.Principal(), "Principal(ratio=2, Scalar(bits=4))"),
     ],
 )
 def test_labels(codec, text):

@@ -9,6 +9,7 @@ from .codec import Codec, Codes
 from .coded import CodedRows
 from .hotness import hotness, hottest
 from .named import codec_of
+from .principal import Principal
 from .product import Product
 from .projected import Projected
 from .row_int8 import RowInt8
@@ -23,6 +24,7 @@ __all__ = [
     "CodedRows",
     "Codes",
     "NotFinite",
+    "Principal",
     "Product",
     "Projected",
     "RowCodec",

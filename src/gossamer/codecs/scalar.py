@@ -8,7 +8,10 @@ once for all columns (per="tensor") or for each column. Thresholds lie half-way 
     log       +-2^(e_lo + (k + 1/2) w)          D = 2^(b-1) magnitudes per sign, w = (e_hi - e_lo) / D
               e_lo = log2 f_lo, e_hi = log2 f_hi + 1e-5; f_hi = q_99.5%(|x|), f_lo = max(q_0.5%(|x|), 1e-5 min(1, f_hi))
               the ratio x^/x lies in 2^(+-w/2) within the range; thresholds at 2^(e_lo + k w)
-    1 bit     the means of x <= 0 and of x > 0, the least-squares choice for this threshold; {0, c} is exact
+    optimal   from uniform, 20 times: every level becomes the mean of the sample's x that have its code (Lloyd, Max).
+              The squared error of the sample never rises; of normal x it falls from 0.198 to 0.1175 at 2 bits
+    1 bit     the means of x <= 0 and of x > 0, the least-squares choice for this threshold; {0, c} is exact. With
+              "optimal" the threshold moves, too: for x that are all positive
 
 Then (refine=True) every level becomes the mean of the x that have its code: the squared error never rises, and the mean
 is preserved. zeros="keep" decodes zeros to exactly 0: one level is zero and is not refined; of log it is a code of its
@@ -57,6 +60,7 @@ ENDS = (0.005, 0.995)
 MANY_ZEROS = 0.2
 SPREAD_OF_COLUMNS = 4.0
 LARGEST = torch.finfo(torch.float32).max
+LLOYD_STEPS = 20
 SMALLEST = 2.0**-126  # the smallest normal float32: between it and zero nothing is told apart
 
 
@@ -73,7 +77,7 @@ class ScalarFit(NamedTuple):
 @dataclass(frozen=True)
 class Scalar(Codec):
     bits: int = 4
-    scale: Literal["uniform", "log"] = "uniform"
+    scale: Literal["uniform", "log", "optimal"] = "uniform"
     per: Literal["auto", "tensor", "column"] = "auto"
     zeros: Literal["auto", "keep", "fold"] = "auto"
     refine: bool = True
@@ -83,7 +87,7 @@ class Scalar(Codec):
         if self.bits not in BITS:
             raise ValueError(f"`bits` must be 1, 2, 4 or 8 so that codes fill whole bytes (got {self.bits})")
         for name, allowed in (
-            ("scale", ("uniform", "log")),
+            ("scale", ("uniform", "log", "optimal")),
             ("per", ("auto", "tensor", "column")),
             ("zeros", ("auto", "keep", "fold")),
             ("refine", (True, False)),
@@ -101,7 +105,7 @@ class Scalar(Codec):
         rows = finite_matrix(x)
         keep = self.zeros == "keep" or (self.zeros == "auto" and _share_of_zeros(rows) > MANY_ZEROS)
         by_column = self.per == "column" or (self.per == "auto" and _columns_differ(rows, keep))
-        if self.bits == 1:
+        if self.bits == 1 and self.scale != "optimal":
             thresholds, table = _one_bit(rows, keep, by_column)
         elif self.scale == "log":
             thresholds, table = _log(_quantiles(rows.abs(), ENDS, keep, by_column), self.bits, keep)
@@ -109,11 +113,11 @@ class Scalar(Codec):
             thresholds, table = _uniform(_quantiles(rows, ENDS, keep, by_column), self.bits, keep)
         found = ScalarFit(_held(thresholds, x), _held(table, x), keep, rows.size(1))
         codec = dataclasses.replace(self, fitted=found)
-        if not self.refine and self.bits > 1:
-            return codec
-        refining = codec.start_refining()
-        codec.accumulate(refining, rows, codec.encode(rows))
-        return codec.refined(refining)
+        for _ in range(LLOYD_STEPS if self.scale == "optimal" else 0):
+            means = codec._with_means(rows).tables()[0]
+            half_way = means[1:] / 2 + means[:-1] / 2  # whose sum cannot overflow
+            codec = dataclasses.replace(self, fitted=found._replace(thresholds=half_way, table=means))
+        return codec if not self.refine and self.bits > 1 else codec._with_means(rows)
 
     def encode(self, x: Tensor, seed: int | None = None) -> Codes:
         """Codes of x; a codec that was not fitted is fitted to a sample of x first. The seed is ignored."""
@@ -196,6 +200,12 @@ class Scalar(Codec):
         if self.fitted is None:
             refuse_unfitted(self)
         return (self.fitted.table,)
+
+    def _with_means(self, rows: Tensor) -> Scalar:
+        """The codec refined to these rows alone."""
+        refining = self.start_refining()
+        self.accumulate(refining, rows, self.encode(rows))
+        return self.refined(refining)
 
     def _fit_and_encode(self, x: Tensor, rows: Tensor) -> Codes:
         ids = sample_ids(len(rows), self.sample_rows)

@@ -6,7 +6,8 @@
 It tells the stored ratio (codes and tables against float32, and against the dtype of the source), the relative error
 ||X^ - X|| / ||X||, and, with a graph, Khat, the compression it calls safe, and eta_L (features/profile.py). Of the
 candidates it recommends the strongest whose eta_L is at most 0.05 for a model of L layers. Features are read in blocks
-and compressed in memory; averages are taken of up to 2 GB, and of sketches where there is more.
+and compressed in memory; averages are taken of up to 2 GB, and of sketches where there is more. Errors count all of
+x alike: noise that gs.Principal drops counts, too, though a model may do better without it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ..codecs import Codec, Scalar
+from ..codecs import Codec, Principal, Scalar
 from ..codecs.rows import sample_ids
 from ..graph import Graph
 from .compress import BLOCK, compress
@@ -44,7 +45,9 @@ from .source import Source, source_of
 from .store import FeatureStore
 
 EXAMPLE_ROWS = 10_000
-CANDIDATES: tuple[Codec, ...] = tuple(Scalar(bits) for bits in (8, 4, 2, 1))
+CANDIDATES: tuple[Codec, ...] = (*(Scalar(bits) for bits in (8, 4, 2, 1)), Principal(ratio=2, then=Scalar(bits=4)))
+WIDEST_PRINCIPAL = 1024
+"""Columns up to which it is a candidate: directions of more take longer than all else here."""
 
 
 @final
@@ -134,12 +137,15 @@ def feature_report(
     """Report on compressing x with `codec`, or as the store that was made of it, and on some other codecs.
 
     x: features as `gs.compress` takes them. graph: over whose edges a model will average; undirected ones hold both
-    directions, and no self-loops. candidates: codecs to choose from; by default gs.Scalar in 8, 4, 2 and 1 bits.
+    directions, and no self-loops. candidates: codecs to choose from; by default gs.Scalar in 8, 4, 2 and 1 bits, and
+    half as many principal components in 4 bits (of up to 1024 columns).
     layers: of the model that the recommendation is for, 1 to 3; without a graph there is nothing to average.
     """
     source = source_of(x)
     _check(source, codec, graph, layers)
-    candidates = CANDIDATES if candidates is None else tuple(candidates)
+    if candidates is None:
+        narrow = source.num_features <= WIDEST_PRINCIPAL
+        candidates = [each for each in CANDIDATES if narrow or not isinstance(each, Principal)]
     with torch.no_grad():
         signal = _Signal(source, graph, seed)
         store = codec if isinstance(codec, FeatureStore) else compress(source, codec, progress=False, seed=seed)
