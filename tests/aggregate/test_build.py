@@ -16,6 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import gossamer as gs
 from gossamer.aggregate import build
+from gossamer.graph import normalise
 from gossamer.graph.graph import Block
 from support.adjacencies import dense_of
 from support.pyg_models import NASTY, assert_same, random_input
@@ -239,9 +240,9 @@ def test_the_matrix_of_a_block(name, whole, options, weighted):
 
 def test_factors_of_a_graph_are_computed_by_parts(monkeypatch):
     edge_index, nodes = NASTY["random"]
-    want = build._factors_of(gs.Graph.from_edge_index(edge_index, nodes), False, True)
-    monkeypatch.setattr(build, "ROWS_AT_A_TIME", 7)
-    assert torch.equal(build._factors_of(gs.Graph.from_edge_index(edge_index, nodes), False, True), want)
+    want = normalise.factors_of(gs.Graph.from_edge_index(edge_index, nodes), False, True)
+    monkeypatch.setattr(normalise, "ROWS_AT_A_TIME", 7)
+    assert torch.equal(normalise.factors_of(gs.Graph.from_edge_index(edge_index, nodes), False, True), want)
 
 
 @pytest.mark.parametrize("name", ["loops", "random"])

@@ -8,7 +8,7 @@ block of a mini-batch, tensors of edges come in its own order, and may go on wit
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,16 +17,13 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 
 from .. import memory
 from ..graph import Graph
-from ..graph import build as graph_build
 from ..graph.graph import LARGE
-from ..ops.csr import row_of_edge
+from ..graph.normalise import Normalised, gcn_parts, split_loops
 from ..state import facts
 from .adjacency import Adjacency, Reduce
 
 Sizes = tuple[int, int]
 Built = TypeVar("Built")
-ROWS_AT_A_TIME = 2**20
-"""Of a large graph, where temporary tensors have one entry per edge."""
 
 
 def is_sparse(edge_index: Any) -> bool:
@@ -80,37 +77,21 @@ def gcn(edge_index: Any, num_nodes: int, weight: Tensor | None, improved: bool, 
         if weight is not None and weight.requires_grad:
             return gcn(listed(checked(edge_index, sizes)), num_nodes, weight, improved, loops)
         graph = _weighted(edge_index, sizes, weight)[0]
-        return graph.derived(f"{key}", lambda: _normalised(graph, improved, loops))
+        return graph.derived(f"{key}", lambda: _of(gcn_parts(graph, improved, loops)))
     if is_sparse(edge_index):
-        return _once(edge_index, None, key, lambda: _split(_sparse_gcn(edge_index, sizes, improved, loops)))
+        return _once(edge_index, None, key, lambda: _of(split_loops(_sparse_gcn(edge_index, sizes, improved, loops))))
     if weight is not None and weight.requires_grad:
         graph = _once(edge_index, None, ("structure", *key), lambda: _structure(edge_index, sizes, loops))
         weight = _one_per_edge(weight, edge_index)
         value = pyg_gcn_norm(edge_index, weight, num_nodes, improved, loops, "source_to_target", weight.dtype)[1]
         return Adjacency(graph, graph.sort_edges(value))
-    return _once(edge_index, weight, key, lambda: _normalised(from_edges(edge_index, sizes, weight), improved, loops))
+    return _once(
+        edge_index, weight, key, lambda: _of(gcn_parts(from_edges(edge_index, sizes, weight), improved, loops))
+    )
 
 
-def _normalised(graph: Graph, improved: bool, loops: bool) -> Adjacency:
-    """Without weights a factor per node, which takes less memory than one per edge."""
-    if graph.value is not None or improved:
-        return _split(graph.gcn_norm(improved, loops))
-    plain, loops_of = graph.split_self_loops()
-    structure = graph if plain.num_edges == graph.num_edges else plain
-    structure = Graph(structure.rowptr, structure.col, structure.num_src)  # without what else it may remember
-    if loops:  # one loop for every node, whatever was there
-        loops_of = torch.ones_like(loops_of)
-        factors = graph_build.node_factors(structure.rowptr + torch.arange(structure.rowptr.numel()))
-    else:
-        factors = graph_build.node_factors(graph.rowptr)
-    diagonal = loops_of * factors.square() if loops or plain.num_edges < graph.num_edges else None
-    return Adjacency(structure, None, factors, factors, diagonal)
-
-
-def _split(graph: Graph) -> Adjacency:
-    """Self-loops as a diagonal beside the edges."""
-    plain, diagonal = graph.split_self_loops()
-    return Adjacency(plain, diagonal=diagonal) if plain.num_edges < graph.num_edges else Adjacency(graph)
+def _of(parts: Normalised) -> Adjacency:
+    return Adjacency(parts.graph, None, parts.src, parts.dst, parts.diagonal)
 
 
 # Blocks: the destinations are the first sources -----------------------------------------------------------------
@@ -130,87 +111,7 @@ def _block_gcn(graph: Graph, weight: Tensor | None, improved: bool, loops: bool)
         square = gcn(listed(graph), graph.num_src, _edges_of(graph, weight), improved, loops)
         return _first_rows(square, graph.num_dst)
     graph = _weighted(graph, (graph.num_src, graph.num_dst), weight)[0]
-    return graph.derived(f"gcn {improved} {loops}", lambda: _normalised_block(graph, improved, loops))
-
-
-def _normalised_block(graph: Graph, improved: bool, loops: bool) -> Adjacency:
-    fill = _fill(graph, improved) if loops else None
-    found = _Loops.of(graph.rowptr, graph.col, graph.value, 0, fill)
-    if graph.block is not None and graph.block.whole is not None:
-        factors = _factors_of(graph.block.whole, improved, loops)[graph.block.nodes]
-    else:
-        others = found.degree.new_full((graph.num_src - graph.num_dst,), fill or 0.0)
-        factors = _inverse_root(torch.cat([found.degree, others]))
-    own = factors[: graph.num_dst]
-    parts = (graph.rowptr, graph.col, graph.num_src, graph.value)
-    if found.mask is not None:
-        parts = graph_build.filter_edges(*parts, ~found.mask)[:4]
-    diagonal = None if found.own is None else found.own * own.square()
-    return Adjacency(Graph(*parts), None, factors, own, diagonal)  # a new Graph: this one would hold itself
-
-
-class _Loops(NamedTuple):
-    """The self-loops of some rows of a CSR, and the weighted degrees of these rows, loops included."""
-
-    mask: Tensor | None
-    """Which edges are loops; None: no edge is."""
-    own: Tensor | None
-    """The weight of each row's loop; None: no row has one."""
-    degree: Tensor
-
-    @classmethod
-    def of(cls, rowptr: Tensor, col: Tensor, value: Tensor | None, first: int, fill: float | None) -> _Loops:
-        """`first`: the number of the first row. `fill`: the weight of a loop that a row has not; None: none is added.
-
-        As in PyG the last of a row's loops counts where loops are added, else the sum of all.
-        """
-        rows, row = rowptr.numel() - 1, row_of_edge(rowptr)
-        mask = col == row + first
-        looped = row[mask]
-        own = None if fill is None else torch.full((rows,), fill, device=col.device)
-        degree = rowptr.diff().float()
-        if value is not None:
-            degree = torch.zeros(rows, device=col.device).index_add(0, row, value)
-        if len(looped):
-            weight = torch.ones(len(looped), device=col.device) if value is None else value[mask]
-            total = torch.zeros(rows, device=col.device).index_add(0, looped, weight)
-            if own is None:
-                return cls(mask, total, degree)
-            last = torch.ones_like(looped, dtype=torch.bool)
-            last[:-1] = looped[1:] != looped[:-1]
-            own[looped[last]] = weight[last]
-            if value is None:
-                degree = degree - total
-            else:
-                degree = torch.zeros(rows, device=col.device).index_add(0, row[~mask], value[~mask])
-        return cls(mask if len(looped) else None, own, degree if own is None else degree + own)
-
-
-def _fill(graph: Graph, improved: bool) -> float:
-    """The weight of a new loop; in a graph without weights it is that of the edges, as in PyG."""
-    return 2.0 if improved and graph.value is not None else 1.0
-
-
-def _factors_of(graph: Graph, improved: bool, loops: bool) -> Tensor:
-    """deg^-1/2 of every node of a square graph, a part of the rows at a time."""
-    fill = _fill(graph, improved) if loops else None
-
-    def compute() -> Tensor:
-        degree = torch.empty(graph.num_dst)
-        for first in range(0, graph.num_dst, ROWS_AT_A_TIME):
-            rowptr = graph.rowptr[first : first + ROWS_AT_A_TIME + 1]
-            at = slice(int(rowptr[0]), int(rowptr[-1]))
-            value = None if graph.value is None else graph.value[at]
-            found = _Loops.of(rowptr - rowptr[0], graph.col[at], value, first, fill)
-            degree[first : first + ROWS_AT_A_TIME] = found.degree
-        return _inverse_root(degree)
-
-    return graph.derived(f"gcn factors {improved} {loops}", compute)
-
-
-def _inverse_root(degree: Tensor) -> Tensor:
-    factor = degree.pow(-0.5)
-    return factor.masked_fill(factor == torch.inf, 0.0)
+    return graph.derived(f"gcn {improved} {loops}", lambda: _of(gcn_parts(graph, improved, loops)))
 
 
 def _first_rows(adjacency: Adjacency, rows: int) -> Adjacency:

@@ -25,14 +25,22 @@ from .graph import Block, Graph
 class Blocks:
     """A sequence of Graphs. `rowptr` and `col` are the CSR of the outermost layer, `value` its weights or None.
 
-    It is no `collections.abc.Sequence`: PyG's `data.to(device)` makes a list of every one that it meets.
+    `origin`: the graph that they were sampled from and the ids of their nodes in it, if known. It is no
+    `collections.abc.Sequence`: PyG's `data.to(device)` makes a list of every one that it meets.
     """
 
-    __slots__ = ("_graphs", "_sampled", "col", "rowptr", "sizes", "value")
+    __slots__ = ("_graphs", "_sampled", "col", "origin", "rowptr", "sizes", "value")
 
     def __init__(
-        self, rowptr: Tensor, col: Tensor, sizes: Sequence[int], value: Tensor | None = None, sampled: bool = False
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        sizes: Sequence[int],
+        value: Tensor | None = None,
+        sampled: bool = False,
+        origin: tuple[Graph, Tensor] | None = None,
     ) -> None:
+        self.origin = origin
         self.rowptr, self.col, self.value, self.sizes = rowptr, col, value, tuple(int(size) for size in sizes)
         if len(self.sizes) < 2 or any(a <= b for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
             raise ValueError(
