@@ -101,6 +101,17 @@ def test_settings_inside_of_settings_go_to_json_and_back(setting):
     assert again == recipe and type(again.activations) is type(setting) and hash(again) == hash(recipe)
 
 
+def test_codecs_of_features_go_to_json_and_back():
+    for codec in (
+        gs.Scalar(2, "optimal"),
+        gs.TwoLevel(),
+        gs.Principal(2.5, gs.Scalar(2)),
+        gs.Principal(4, gs.Product()),
+    ):
+        recipe = gs.Recipe(features=codec)
+        assert Recipe.from_json(recipe.to_json()) == recipe and eval(repr(recipe), vars(gs)) == recipe
+
+
 def test_places_left_out_of_json_are_the_usual():
     assert Recipe.from_json("{}") == gs.Recipe()
     assert Recipe.from_json('{"compute": {"name": "Float32"}}') == gs.Recipe()

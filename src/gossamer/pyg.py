@@ -26,6 +26,8 @@ from .recipe import Recipe, recipe_of
 from .state.layer import ATTRIBUTE
 
 OURS = "gossamer.layers."
+SITES = "quantisers"
+"""The child in which a module has the quantisers of a recipe's place `training`."""
 
 
 def _layers() -> ModuleType:
@@ -111,7 +113,7 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
             f"(got {type(model).__name__} with {len(rows)} modules: {left[:300]})"
         )
     choice = _choice()
-    exceptions = choice.exceptions_of(model, recipe.compute)
+    exceptions = choice.exceptions_of(model, recipe)
     rows = tuple(
         dataclasses.replace(row, note=exceptions[row.name]) if row.became and row.name in exceptions else row
         for row in rows
@@ -135,6 +137,7 @@ def restore_(model: nn.Module) -> nn.Module:
             )
     for _, module, original in plan:
         module.__dict__.pop(ATTRIBUTE, None)
+        module._modules.pop(SITES, None)
         if original is not None:  # by class, as a slice of a lightened Sequential has no mark
             module.__class__ = original
     return model
@@ -188,9 +191,10 @@ def _following(kind: type[nn.Module]) -> type[nn.Module]:
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
     from .layers.functional import replacing
 
-    engine_of = _choice().engine_of
+    engine_of, note_call = _choice().engine_of, _choice().note_call
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
+        note_call(self, kind.forward, args, named)
         return replacing(engine_of(self), functools.partial(kind.forward, self), *args, **named)
 
     functools.update_wrapper(forward, kind.forward)

@@ -4,7 +4,7 @@
     compute       in which arithmetic products run          Float32(), Int8()
     activations   how tensors are saved for backward        Keep(), a codec
     backward      which sparse products backward computes   NonzeroRows(), Exact(), TopRows()
-    training      what the model is trained for             None
+    training      what the model is trained for             None, QAT(), DegreeQuant(): integer inference
 
 `features` is for what loads data: gs.train, gs.compress. `lighten_` lowers the other places.
 
@@ -23,15 +23,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .aggregate.policy import Exact, NonzeroRows, TopRows
-from .codecs import Blockwise, Codec, Product, Projected, RowInt8, Scalar, TwoLevel, Uniform
+from .codecs import Blockwise, Codec, Principal, Product, Projected, RowInt8, Scalar, TwoLevel, Uniform
+from .engine.fake_quant.settings import QAT, DegreeQuant
 from .engine.settings import Float32, Int8, Keep, Published
 
 PLACES: dict[str, dict[str, type]] = {
-    "features": {kind.__name__: kind for kind in (Scalar, Product, TwoLevel)},
+    "features": {kind.__name__: kind for kind in (Scalar, Product, Principal, TwoLevel)},
     "compute": {"Float32": Float32, "Int8": Int8},
     "activations": {kind.__name__: kind for kind in (Keep, Blockwise, Uniform, Projected, RowInt8, Published)},
     "backward": {kind.__name__: kind for kind in (NonzeroRows, Exact, TopRows)},
-    "training": {},
+    "training": {"QAT": QAT, "DegreeQuant": DegreeQuant},
 }
 """The settings that each place takes, by name."""
 
@@ -48,12 +49,17 @@ class Recipe:
     compute: Float32 | Int8 = field(default_factory=Float32)
     activations: Keep | Codec | Published = field(default_factory=Keep)
     backward: NonzeroRows | Exact | TopRows = field(default_factory=NonzeroRows)
-    training: None = None
+    training: QAT | DegreeQuant | None = None
     features: Codec | None = None
 
     def __post_init__(self) -> None:
         for place, offered in PLACES.items():
             _check_setting(place, getattr(self, place), offered)
+        if self.training is not None and (self.compute != Float32() or self.activations != Keep()):
+            raise ValueError(
+                "`training` needs `compute` gs.Float32() and `activations` gs.Keep(), as it rounds in float32 what "
+                f"inference will round (got {self.compute!r} and {self.activations!r}); leave those two out"
+            )
 
     def __repr__(self) -> str:
         """Only what differs from the default: `Recipe()` is plain float32."""
@@ -153,6 +159,8 @@ recipes: Mapping[str, Recipe] = _Recipes(
         "tango-rsc": Recipe(compute=Int8(), backward=TopRows()),
         "bifeat-1bit": Recipe(features=Scalar(bits=1)),
         "bifeat-vq": Recipe(features=Product(width=16, length=2048)),
+        "degree-quant-int8": Recipe(training=DegreeQuant(bits=8)),
+        "degree-quant-int4": Recipe(training=DegreeQuant(bits=4, low=0.1, high=0.2)),
         "feather": Recipe(compute=Int8(), activations=Blockwise(bits=2, bins="optimal")),
     }
 )

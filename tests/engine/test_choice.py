@@ -46,7 +46,7 @@ def test_equal_recipes_become_equal_engines():
     assert lower(gs.Float32(), CODEC) != lower(gs.Float32(), gs.Blockwise(bits=2))
 
 
-@pytest.mark.parametrize("recipe", gs.recipes)
+@pytest.mark.parametrize("recipe", [name for name, recipe in gs.recipes.items() if recipe.training is None])
 def test_each_lightened_module_has_the_engine_of_the_recipe(recipe):
     model = pyg.GCN(16, 32, 3, 5, norm="batch_norm")
     assert all(engine_of(module) is FLOAT32 for module in model.modules())
@@ -60,6 +60,17 @@ def test_each_lightened_module_has_the_engine_of_the_recipe(recipe):
     assert last == engine.floats and not isinstance(last, Int8Engine)
     gs.restore_(model)
     assert all(engine_of(module) is FLOAT32 for module in model.modules())
+
+
+@pytest.mark.parametrize("recipe", [name for name, recipe in gs.recipes.items() if recipe.training is not None])
+def test_what_is_trained_for_integers_has_an_engine_of_its_own(recipe):
+    """With the quantisers of its module; the linear layers inside of a convolution have none."""
+    model = pyg.GCN(16, 32, 2, 5)
+    gs.lighten_(model, recipe)
+    for conv in model.convs:
+        assert engine_of(conv).sites is conv.quantisers and engine_of(conv.lin) == FLOAT32
+    gs.restore_(model)
+    assert not any(hasattr(conv, "quantisers") for conv in model.convs)
 
 
 def test_beside_int8_float32_does_not_depend_on_the_number_of_threads():
@@ -102,24 +113,24 @@ def test_the_last_product_feeds_the_loss(name):
     make, products = PRODUCTS[name]
     model = make()
     assert products_of(model) == products
-    found = exceptions_of(model, gs.Int8())
+    found = exceptions_of(model, gs.Recipe(compute=gs.Int8()))
     last = products[-1]
     inside = [n for n, _ in model.named_modules() if n == last or not last or n.startswith(f"{last}.")]
     assert found == dict.fromkeys(inside, FEEDS_LOSS)
-    assert exceptions_of(model, gs.Float32()) == {}
+    assert exceptions_of(model, gs.Recipe(compute=gs.Float32())) == {}
 
 
 def test_layers_that_keep_their_width_do_not_feed_the_loss():
     """GCNII lists its linear layers first; without them the last of its convolutions does."""
     model = Gcnii(16, 8, 2, 5)
     assert products_of(model) == ["lins.0", "lins.1", "convs.0", "convs.1"]
-    assert exceptions_of(model, gs.Int8()) == {"lins.1": FEEDS_LOSS}
-    assert exceptions_of(model.convs, gs.Int8()) == {"1": FEEDS_LOSS, "1.aggr_module": FEEDS_LOSS}
+    assert exceptions_of(model, gs.Recipe(compute=gs.Int8())) == {"lins.1": FEEDS_LOSS}
+    assert exceptions_of(model.convs, gs.Recipe(compute=gs.Int8())) == {"1": FEEDS_LOSS, "1.aggr_module": FEEDS_LOSS}
 
 
 def test_modules_that_are_named():
     model = Own()
-    found = exceptions_of(model, gs.Int8(float32=("encoder", "gin.nn.0")))
+    found = exceptions_of(model, gs.Recipe(compute=gs.Int8(float32=("encoder", "gin.nn.0"))))
     named = {"encoder", "encoder.lins.0", "encoder.lins.1", "gin.nn.0"}
     assert named <= {name for name, why in found.items() if why == NAMED}
     assert {name for name, why in found.items() if why == FEEDS_LOSS} >= {"sage", "sage.lin_l", "sage.lin_r"}
@@ -128,18 +139,21 @@ def test_modules_that_are_named():
 
 def test_a_name_is_not_the_beginning_of_another():
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(12)))
-    assert set(exceptions_of(model, gs.Int8(float32=("1",)))) == {"1", "11"}  # 11 feeds the loss, 10 begins with 1
+    assert set(exceptions_of(model, gs.Recipe(compute=gs.Int8(float32=("1",))))) == {
+        "1",
+        "11",
+    }  # 11 feeds the loss, 10 begins with 1
 
 
 def test_the_last_layer_named_too_feeds_the_loss():
     model = pyg.GCN(16, 8, 2, 5)
-    assert exceptions_of(model, gs.Int8(float32=("convs.1",)))["convs.1"] == FEEDS_LOSS
+    assert exceptions_of(model, gs.Recipe(compute=gs.Int8(float32=("convs.1",))))["convs.1"] == FEEDS_LOSS
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known():
     model = pyg.GCN(16, 8, 2, 5)
     with pytest.raises(ValueError, match=r"`float32` must name modules.*there is no 'conv'.*they are .*convs\.0"):
-        exceptions_of(model, gs.Int8(float32=("conv",)))
+        exceptions_of(model, gs.Recipe(compute=gs.Int8(float32=("conv",))))
 
 
 @pytest.mark.parametrize("name", ["gcn", "gin", "own"])

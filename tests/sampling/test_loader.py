@@ -52,8 +52,9 @@ def test_rows_may_stay_codes(prefetch):
     assert mixed.x.dtype == mixed.x.decode().dtype == torch.bfloat16
 
 
-def test_other_codes_are_decoded_by_the_loader():
-    store = gs.compress(torch.randn(NODES, 16), gs.Product(width=4, length=16))
+@pytest.mark.parametrize("codec", [gs.Product(width=4, length=16), gs.Principal()], ids=repr)
+def test_other_codes_are_decoded_by_the_loader(codec):
+    store = gs.compress(torch.randn(NODES, 16), codec)
     pairs = zip(loader(x=store, blocks=True, decode=False), loader(x=store, blocks=True), strict=True)
     assert all(torch.equal(one.x, other.x) for one, other in pairs)
 

@@ -4,11 +4,14 @@ The exceptions of int8: the layer that feeds the loss, as an error e of a logit 
 is the last product in the order in which the model lists its modules, a convolution with all it holds or a linear
 layer. GCNII's convolutions hand on as many columns as they take: another layer makes logits of these, wherever it is
 listed. And what the user named.
+
+Where a model is trained for integer inference, its products have quantisers in every layer, the last one included.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +21,8 @@ from torch_geometric import nn as pyg
 from ..state import LayerState, ModelState, state_of
 from ..state.layer import ATTRIBUTE
 from .engine import Engine
+from .fake_quant import protection
+from .fake_quant.choice import NO_INTEGER_FORM, left_in_float, quantised, sites_of
 from .float32 import FLOAT32, Float32
 from .int8.engine import Int8Engine
 from .int8.precision import Watch
@@ -38,6 +43,13 @@ def engine_of(module: Any) -> Engine:
     return FLOAT32 if state is None or torch.compiler.is_compiling() else state.engine
 
 
+def note_call(module: nn.Module, forward: Callable[..., Any], args: Any, named: Any) -> None:
+    """What the layers of a model should know of a call of it: nothing, unless they protect nodes by degree."""
+    state = state_of(module)
+    if state is not None and state.name == "" and state.model.recipe.training is not None:
+        protection.note_call(state.model, forward, args, named)
+
+
 def lower(compute: Any, activations: Any, deterministic: bool = False, watch: Watch | None = None) -> Engine:
     """The engine of a recipe's `compute` and `activations`."""
     whole, saving = Float32(deterministic), saving_of(activations)
@@ -50,14 +62,17 @@ def lower(compute: Any, activations: Any, deterministic: bool = False, watch: Wa
 
 def attach(model: nn.Module, recipe: Any, names: list[str], exceptions: dict[str, str]) -> ModelState:
     """Give the modules of these names their state."""
-    state, modules = ModelState(recipe), dict(model.named_modules())
+    state, modules = ModelState(recipe, seed=torch.initial_seed() % 2**62), dict(model.named_modules())
     int8 = recipe.compute if isinstance(recipe.compute, Int8) else None
     in_int8 = [name for name in names if name not in exceptions]
     watches = _watches(in_int8, products_of(model), int8.tolerance) if int8 is not None and int8.auto else {}
+    sites = {} if recipe.training is None else sites_of(model)
     for name in names:
         own = dataclasses.replace(recipe, compute=Float32Setting()) if name in exceptions else recipe
         watch = watches.get(name)
         engine = lower(own.compute, own.activations, int8 is not None, watch)
+        if name not in exceptions and modules[name] in sites:
+            engine = quantised(modules[name], sites[modules[name]], recipe.training, state, name)
         layer = state.layers[name] = LayerState(own, name, state, engine, own.backward.bound_to(name, state), watch)
         if watch is not None:
             watch.decides_for(layer)
@@ -65,20 +80,30 @@ def attach(model: nn.Module, recipe: Any, names: list[str], exceptions: dict[str
     return state
 
 
-def exceptions_of(model: nn.Module, compute: Any) -> dict[str, str]:
-    """Names of modules, those inside of them included, and why they stay in float32 though the recipe says int8."""
-    if not isinstance(compute, Int8):
-        return {}
+def exceptions_of(model: nn.Module, recipe: Any) -> dict[str, str]:
+    """Names of modules, those inside of them included, and why they stay in float32 despite the recipe."""
     found: dict[str, str] = {}
-    unknown = [name for name in compute.float32 if name not in dict(model.named_modules())]
-    if unknown:
-        raise ValueError(
-            f"`float32` must name modules of the model (there is no {unknown[0]!r}); "
-            f"they are {', '.join(name for name, _ in model.named_modules() if name)[:300]}"
-        )
-    for top, why in [(name, NAMED) for name in compute.float32] + [(name, FEEDS_LOSS) for name in _last(model)]:
+    if isinstance(recipe.compute, Int8):
+        _check_names("float32", recipe.compute.float32, model)
+        tops = [(name, NAMED) for name in recipe.compute.float32] + [(name, FEEDS_LOSS) for name in _last(model)]
+    elif recipe.training is not None:
+        _check_names("skip", recipe.training.skip, model)
+        tops = [(name, NAMED) for name in recipe.training.skip]
+        tops += [(name, NO_INTEGER_FORM) for name in left_in_float(model)]
+    else:
+        return found
+    for top, why in tops:
         found |= {name: why for name, _ in model.named_modules() if name == top or name.startswith(f"{top}.")}
     return found
+
+
+def _check_names(argument: str, names: tuple[str, ...], model: nn.Module) -> None:
+    unknown = [name for name in names if name not in dict(model.named_modules())]
+    if unknown:
+        raise ValueError(
+            f"`{argument}` must name modules of the model (there is no {unknown[0]!r}); "
+            f"they are {', '.join(name for name, _ in model.named_modules() if name)[:300]}"
+        )
 
 
 def products_of(model: nn.Module) -> list[str]:

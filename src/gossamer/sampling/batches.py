@@ -11,6 +11,8 @@ from torch import Tensor
 from ..graph import Graph
 from ..ops.gather_rows import gather_rows
 from ..quiet_pyg import importing_pyg
+from ..state import facts
+from ..state.facts import ORIGIN
 from . import checks
 from .rows import rows_of
 from .sampler import NeighborSampler
@@ -51,9 +53,10 @@ class Batches:
         if self._y is not None:
             data.y = gather_rows(self._y, sample.n_id)
         if self._blocks:
-            data.blocks = sample.blocks()
+            data.blocks = sample.blocks(self._sampler.graph)
         else:
             data.edge_index = sample.edge_index
+            facts.note(data.edge_index, ORIGIN, (self._sampler.graph, sample.n_id))
             data.num_sampled_nodes, data.num_sampled_edges = sample.nodes_per_hop, sample.edges_per_hop
             if sample.value is not None:
                 data.edge_weight = sample.value

@@ -51,11 +51,12 @@ class Sample(NamedTuple):
             nodes_per_hop=[count or 1 for count in self.nodes_per_hop],
         )
 
-    def blocks(self) -> Blocks:
-        """The graphs of the layers, the outermost first; of a sample `with_placeholders`."""
+    def blocks(self, graph: Graph | None = None) -> Blocks:
+        """The graphs of the layers, the outermost first; of a sample `with_placeholders`, drawn from `graph`."""
         sizes = torch.tensor(self.nodes_per_hop).cumsum(0).flip(0).tolist()
         _checks.passed(self.rowptr, self.col, sizes[0])
-        return Blocks(self.rowptr, self.col, sizes, self.value, sampled=True)
+        origin = None if graph is None else (graph, self.n_id)
+        return Blocks(self.rowptr, self.col, sizes, self.value, sampled=True, origin=origin)
 
 
 @final

@@ -1,6 +1,7 @@
 """Facts about tensors, known for as long as the tensor lives and is not changed: the one cache of its kind.
 
     edge_index -> Graph or Adjacency     x -> int8 rows     codes -> neighbour sums     out -> what its epilogue saved
+    edge_index -> what it was sampled from
     rowptr, col -> checked               gradient -> column sums
 
 A fact belongs to the tensor object, found by identity through a weak reference, never by address. It is void once the
@@ -19,6 +20,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 Fact = TypeVar("Fact")
+
+ORIGIN = "origin"
+"""Of an `edge_index`: the graph that it was sampled from, and the ids of its nodes in that graph."""
 
 
 class _Entry:

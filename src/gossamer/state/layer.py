@@ -30,19 +30,21 @@ class ModelState:
     """How many there will be; None in a loop of one's own."""
     backward: Any = None
     """What the policies of backward share, if they remember something."""
+    seed: int = 0
+    """Of what is drawn anew in every forward by a hash; part of a checkpoint."""
     drawn: dict[str, Any] = field(default_factory=dict)
-    """What is drawn once per forward and shared by all layers."""
+    """What is known of the batch that a forward runs on, for all layers."""
     layers: dict[str, LayerState] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         layers = {name: found for name, layer in self.layers.items() if (found := layer.state())}
         shared = {} if self.backward is None else {"backward": self.backward.state()}
-        return {"step": self.step, "epoch": self.epoch, "layers": layers} | shared
+        return {"step": self.step, "epoch": self.epoch, "seed": self.seed, "layers": layers} | shared
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """What `state` returned, back in place; layers that it does not name begin anew."""
-        self.step, self.epoch = int(found["step"]), int(found["epoch"])
+        self.step, self.epoch, self.seed = int(found["step"]), int(found["epoch"]), int(found.get("seed", self.seed))
         for name, layer in self.layers.items():
             layer.restore(found["layers"].get(name, {}))
         if self.backward is not None:
