@@ -12,6 +12,7 @@ from .sampling import NeighborLoader, LinkNeighborLoader, NeighborSampler
 from . import codecs
 from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8, Scalar, Product, Principal, TwoLevel
 from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact, NonzeroRows, TopRows
+from .recipe import QAT, DegreeQuant
 
 # Features in few bits
 from .features import compress, FeatureStore, feature_report, BadFeatureFile, FeatureFileChanged
@@ -19,6 +20,10 @@ from .features import compress, FeatureStore, feature_report, BadFeatureFile, Fe
 # A model made lighter
 from .pyg import lighten_, restore_, NothingToLighten
 from .saved_tensors import compressed_activations
+
+# Serving it in integers
+from .conversion import calibrate, export, CannotCapture, NotQuantised
+from .inference import load, Engine, BadModelFile
 
 # Training it
 from .training import train, BadCheckpoint, TrainingDiverged, infer_layerwise
@@ -70,6 +75,8 @@ __all__ = [  # noqa: RUF022 (the order above)
     "Exact",
     "NonzeroRows",
     "TopRows",
+    "QAT",
+    "DegreeQuant",
     # Features in few bits
     "compress",
     "FeatureStore",
@@ -81,6 +88,14 @@ __all__ = [  # noqa: RUF022 (the order above)
     "restore_",
     "NothingToLighten",
     "compressed_activations",
+    # Serving it in integers
+    "calibrate",
+    "export",
+    "load",
+    "Engine",
+    "BadModelFile",
+    "CannotCapture",
+    "NotQuantised",
     # Training it
     "train",
     "BadCheckpoint",
