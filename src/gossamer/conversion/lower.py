@@ -258,6 +258,8 @@ def _linear(to: Lowering, node: Node) -> Value:
     engine, sites = engine_and_sites(lin)
     if source.kind == "gin" and to.uses[source] == 1 and _starts_sum(sites):
         return _convolved_sum(to, node, source)
+    if source.kind == "gin":
+        _read(to, source.inputs[0], lin.weight.size(1))  # a sum has the columns of what it sums
     x = _read(to, source, lin.weight.size(1))
     if engine is None or sites is None:
         return _float_linear(to, x, lin, node.name)

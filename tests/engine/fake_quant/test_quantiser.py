@@ -35,7 +35,7 @@ def test_histograms_find_percentiles(name, bits):
     setting = gs.QAT(bits)
     x = DISTRIBUTIONS[name](4000)
     quantiser = observed(setting, x, steps=4)
-    low, high = exact_percentiles(x, setting.share_left_out)
+    low, high = exact_percentiles(x[x != 0], setting.share_left_out)
     bin_width = 1.5 * (float(quantiser.high) - float(quantiser.low)) / BINS
     assert abs(float(quantiser.low) - low) <= 2 * bin_width
     assert abs(float(quantiser.high) - high) <= 2 * bin_width
@@ -128,6 +128,37 @@ def test_dropout_that_x_has_passed_is_no_part_of_the_range():
     out = dropped(kept, dropped=0.5)
     again = dropped(torch.where(kept != 0, x, 0.0))
     assert torch.allclose(out, 2 * again)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.005])
+def test_zeros_are_no_part_of_a_histogram(share):
+    """Features with fewer values than the tail are rounded as dense ones are."""
+    torch.manual_seed(0)
+    values = 0.03 + 0.04 * torch.rand(2000, 64)
+    x = torch.where(torch.rand(2000, 64) < share, values, 0.0)
+    quantiser = observed(gs.QAT(4), x, steps=100)
+    assert float(quantiser.high) == pytest.approx(0.07, rel=0.02)
+    assert (quantiser(x) - x).abs().max() < 0.07 / 15 / 2 * 1.2
+    row, keep = torch.arange(2000.0) % 3, torch.arange(2000) % 5 == 0
+    scaled = observed(gs.QAT(4), x, steps=100, row=row, keep=keep)
+    assert float(scaled.high) == pytest.approx(0.14, rel=0.04)
+
+
+def test_zeros_alone_have_a_range_that_later_values_replace():
+    quantiser = observed(gs.QAT(8), torch.zeros(100, 8), steps=3)
+    assert quantiser.is_ready and float(quantiser.low) == float(quantiser.high) == 0
+    for _ in range(100):
+        quantiser(rand(100, 8))
+    assert 1 < float(quantiser.high) < 5
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
+def test_a_histogram_has_the_range_of_inference_under_dropout(p):
+    torch.manual_seed(0)
+    x, dropped = rand(4000, 64).relu(), Quantiser(gs.QAT(8))
+    for _ in range(200):
+        dropped(torch.nn.functional.dropout(x, p), dropped=p)
+    assert float(dropped.high) == pytest.approx(float(observed(gs.QAT(8), x, steps=20).high), rel=0.05)
 
 
 def test_a_state_dict_round_trip_before_and_after_the_first_step():

@@ -7,6 +7,8 @@ Zero is always a level, and codes are 0 .. 2^b - 1: after ReLU zero is code 0. T
     histogram     the `tail` and 1 - `tail` percentiles of a histogram over the last range, widened by a quarter on
                   either side; in the first twenty steps, then in every tenth:
                   r += max(0.096, 1 / (seen + 1)) (cur - r)
+                  Of values other than zero, which is a level anyway: else sparse features, or what dropout left, would
+                  have a range of nothing
     percentile    exact percentiles, merged by running extremes (as released)
     momentum      extremes, r += 0.01 (cur - r)
     extremes      running extremes
@@ -117,17 +119,23 @@ class Quantiser(nn.Module):
         if self.counts is not None:
             self._count(x, row)
             return
-        found = self._range_of(x, row, keep)
+        found = self._range_of(x, row, keep, factor)
         if found is not None:
             self._follow(*(value * factor for value in found))
 
-    def _range_of(self, x: Tensor, row: Tensor | None, keep: Tensor | None) -> tuple[float, float] | None:
-        """This batch's; None if it is not finite."""
+    def _range_of(
+        self, x: Tensor, row: Tensor | None, keep: Tensor | None, factor: float
+    ) -> tuple[float, float] | None:
+        """This batch's, of x that is 1 / factor times what inference will have; None if it is not finite."""
         observer, tail = self.setting.observer, self.setting.share_left_out
-        if observer == "histogram" and self.is_ready:
-            return self._by_histogram(x, row, keep, tail)
+        if observer == "histogram" and self.is_ready and not float(self.low) == float(self.high) == 0:
+            return self._by_histogram(x, row, keep, tail, factor)
         values = x if row is None else x * row.unsqueeze(1)
         values = values if keep is None else values[~keep]
+        if observer == "histogram":
+            values = values[values != 0]
+            if not values.numel():
+                return 0.0, 0.0
         if observer in ("histogram", "percentile") and tail > 0:
             low, high = exact_percentiles(values, tail)
         else:
@@ -135,12 +143,13 @@ class Quantiser(nn.Module):
         return (low, high) if -torch.inf < low <= high < torch.inf else None
 
     def _by_histogram(
-        self, x: Tensor, row: Tensor | None, keep: Tensor | None, tail: float
+        self, x: Tensor, row: Tensor | None, keep: Tensor | None, tail: float, factor: float
     ) -> tuple[float, float] | None:
-        low, high = float(self.low), float(self.high)
+        low, high = float(self.low) / factor, float(self.high) / factor
         width = max(high - low, SMALLEST_SCALE, 1e-6 * max(abs(low), abs(high)))
         start, end = low - width / 4, high + width / 4
-        counts = ops.histogram(x, row, keep, start, end, BINS).double()
+        place_of_zero = ops.histogram(x.new_zeros(1, 1), None, None, start, end, BINS)
+        counts = (ops.histogram(x, row, keep, start, end, BINS) - _zeros(x, row, keep) * place_of_zero).double()
         total = float(counts.sum())
         if total == 0:
             return None
@@ -201,6 +210,16 @@ def exact_percentiles(values: Tensor, tail: float) -> tuple[float, float]:
     if ordered is not None:
         return float(ordered[k - 1]), float(ordered[last - 1])
     return float(flat.kthvalue(k).values), float(flat.kthvalue(last).values)
+
+
+def _zeros(x: Tensor, row: Tensor | None, keep: Tensor | None) -> int:
+    """How many elements of row x are zero, without rows that have `keep` set."""
+    others = x.count_nonzero(1)  # [rows]
+    if row is not None:
+        others = torch.where(row == 0, 0, others)
+    if keep is not None:
+        others = others[~keep]
+    return others.numel() * x.size(1) - int(others.sum())
 
 
 def _interpolated(below: Tensor, edges: Tensor, share: float) -> float:

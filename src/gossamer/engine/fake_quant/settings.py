@@ -33,7 +33,8 @@ class Quantised:
                 on the end codes, too)
     observer    how ranges are learned: "histogram" (percentiles of a histogram, every ten steps), "percentile" (exact
                 ones, merged by running extremes), "momentum" (running means of extremes), "extremes"
-    tail        the share of the values that a range leaves out at each end; None: 0.001 at 8 bits, 0.01 at 4
+    tail        the share of the values that a range leaves out at each end, zeros not counted ("percentile" does count
+                them, as released); None: 0.001 at 8 bits, 0.01 at 4
     plan        which sites there are: "fused", those that the integer engine needs, or "published", those of the paper,
                 a rounding of every message among them
     skip        names of modules that stay in float32
