@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gossamer import Graph, ops
+from gossamer.graph.normalise import as_edges, gcn_parts
 
 NODES = 40
 
@@ -175,3 +176,16 @@ def test_derived_graphs_leave_the_original_alone():
     for derive in (*loops, graph.gcn_norm, graph.mean_norm, graph.t):
         derive()
     assert all(map(torch.equal, before, (graph.rowptr, graph.col, graph.value, graph.perm)))
+
+
+@each_graph
+@each_weight
+@pytest.mark.parametrize("loops", [True, False])
+def test_the_parts_of_a_matrix_as_edges(edge_index, weights, loops):
+    graph = Graph.from_edge_index(edge_index, NODES, weights(edge_index.size(1)))
+    parts = gcn_parts(graph, False, loops)
+    found = as_edges(parts, parts.graph.value)
+    made = Graph(found.rowptr, found.col, NODES, found.value)
+    want = graph.gcn_norm(False, loops)
+    rows = torch.eye(NODES)
+    assert torch.allclose(ops.spmm(made, rows), ops.spmm(want, rows), atol=1e-6, equal_nan=True)

@@ -33,7 +33,7 @@ from ..inference.program import (
 )
 from ..ops.activation import ACTIVATIONS
 from ..ops.norm_act import Over
-from ..state import state_of
+from ..state import model_state_of, state_of
 from .capture import Node
 from .errors import CannotCapture, NotQuantised
 
@@ -577,6 +577,12 @@ LOWER: dict[str, Any] = {
 
 def lower(model: nn.Module, output: Node) -> tuple[Program, dict[str, Tensor]]:
     """The program of a captured model, and the tensors it names."""
+    state = model_state_of(model)
+    if state is not None and state.recipe.training is not None and state.recipe.training.plan != "fused":
+        raise CannotCapture(
+            f"`model` must have been trained with plan='fused' to be exported (got {state.recipe.training!r}, which "
+            "rounds every message by itself); train it with gs.DegreeQuant(bits=8) or gs.QAT(bits=8)"
+        )
     lowering = Lowering(model, output)
     program = lowering.program()
     return program, lowering.tensors

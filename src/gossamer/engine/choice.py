@@ -66,7 +66,7 @@ def attach(model: nn.Module, recipe: Any, names: list[str], exceptions: dict[str
     int8 = recipe.compute if isinstance(recipe.compute, Int8) else None
     in_int8 = [name for name in names if name not in exceptions]
     watches = _watches(in_int8, products_of(model), int8.tolerance) if int8 is not None and int8.auto else {}
-    sites = {} if recipe.training is None else sites_of(model)
+    sites = {} if recipe.training is None else sites_of(model, recipe.training.plan)
     for name in names:
         own = dataclasses.replace(recipe, compute=Float32Setting()) if name in exceptions else recipe
         watch = watches.get(name)

@@ -2,6 +2,7 @@
 
     multiply   lin(x) + b + add                         product, of a plain weight
     convolve   A (x W^T) + b + x_dst W_r^T              multiply or aggregate first is decided inside
+    transform  network(A x + add)                       a product that it begins with may run within the sum
     attend     attention layers (attention.py)
     epilogue   dropout(act(norm(x)))                    a tensor, or a `Deferred` that the next product runs
 
@@ -89,6 +90,15 @@ class Engine(ABC):
     def rooted(self, root: Any, x_dst: Tensor | None) -> Tensor | None:
         """root(x_dst), None without either."""
         return None if root is None or x_dst is None else self.multiply(root, x_dst)
+
+    def transform(self, network: Any, first: Any, adjacency: Adjacency, x: Any, add: Tensor | None = None) -> Tensor:
+        """network(A x + add), the whole of a layer whose sum goes through a network (GIN).
+
+        `first`: the product that the network begins with, if it may be computed together with the sum.
+        """
+        if first is None or add is not None:
+            return network(self.aggregate(adjacency, ready(x), None, add))
+        return network.after_first(self.of(first).convolve(x, adjacency, first, first.bias))
 
     def attend(
         self, x: Any, x_dst: Any, adjacency: Adjacency, attention: Attention, shows_weights: bool = False

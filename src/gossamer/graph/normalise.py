@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.csr import row_of_edge
+from ..ops.csr import Sparse, row_of_edge
 from . import build
 from .graph import Graph
 
@@ -27,6 +27,30 @@ class Normalised(NamedTuple):
     src: Tensor | None = None
     dst: Tensor | None = None
     diagonal: Tensor | None = None
+
+
+def as_edges(parts: Normalised, value: Tensor | None) -> Sparse:
+    """The matrix with every factor in the values of its edges, and the diagonal as loops behind them.
+
+    `value`: V, which may require grad. Values are None where all are 1.
+    """
+    rowptr, col = parts.graph.rowptr, parts.graph.col
+    row = row_of_edge(rowptr)
+    for factor, end in ((parts.dst, row), (parts.src, col.long())):
+        if factor is not None:
+            value = factor[end] if value is None else value * factor[end]
+    if parts.diagonal is None:
+        return Sparse(rowptr, col, value)
+    looped = parts.diagonal.nonzero().squeeze(1)
+    value = torch.ones(col.numel(), device=col.device) if value is None else value
+    order = torch.cat([row, looped]).argsort(stable=True)
+    counts = rowptr.diff()
+    counts[looped] += 1
+    return Sparse(
+        torch.cat([rowptr.new_zeros(1), counts.cumsum(0)]),
+        torch.cat([col, looped.to(col.dtype)])[order],
+        torch.cat([value, parts.diagonal[looped].to(value.dtype)])[order],
+    )
 
 
 def gcn_parts(graph: Graph, improved: bool, loops: bool) -> Normalised:

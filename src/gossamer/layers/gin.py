@@ -32,12 +32,9 @@ class GINConv(pyg.GINConv):
         adjacency, engine = adjacency_of(self, (x_src, x_dst), edge_index, size), engine_of(self)
         if x_dst is not x_src:
             own = None if x_dst is None else (1 + self.eps) * x_dst
-            return self.nn(engine.aggregate(adjacency, x_src, None, own))
-        adjacency = adjacency.with_diagonal(self._diagonal())
+            return engine.transform(self.nn, None, adjacency, x_src, own)
         first = leading_linear(self.nn) if adjacency.is_linear else None
-        if first is None:
-            return self.nn(engine.aggregate(adjacency, ready(x_src)))
-        return self.nn.after_first(engine.of(first).convolve(x_src, adjacency, first, first.bias))
+        return engine.transform(self.nn, first, adjacency.with_diagonal(self._diagonal()), x_src)
 
     def _diagonal(self) -> Tensor:
         if self.eps.requires_grad:

@@ -3,5 +3,6 @@
 settings     gs.DegreeQuant, gs.QAT
 quantiser    one site: its range, learned from what passes, and its levels
 protection   which nodes escape the quantisers in a training step, by their degree
-engine       where the sites are
+engine       where the sites are: what all plans share, and the fused plan
+published    the plan of the paper, with a rounding of every message
 """

@@ -1,24 +1,46 @@
 """Which modules get quantisers, and at which sites.
 
 A convolution has the sites of its whole formula, so the linear layers that it multiplies by have none of their own; any
-other linear layer has one at its input. The first linear layer of GIN's network is multiplied by within the sum, hence
-it has those of a convolution. Convolutions without an integer form (GCNII, GATv2) stay in float32, with all they hold.
+other linear layer has one at its input, by the published plan another at its output. By the fused plan the first linear
+layer of GIN's network is multiplied by within the sum, hence it has the sites of a convolution. Convolutions without an
+integer form (GCNII, GATv2) stay in float32, with all they hold.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch_geometric import nn as pyg
 
 from ...state import ModelState
-from .engine import SITES, FakeQuant, Sites
-from .settings import Quantised
+from .engine import SITES, FakeQuant, Quantising, Sites
+from .published import FakeQuantPublished
+from .settings import Plan, Quantised
 
-CONVOLUTION = ("input", "message", "aggregate", "edges")
-ATTENTION = ("input", "message")
-PRODUCT = ("input",)
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlanSites:
+    """The sites that a plan has, by kind of module; `sum`: GIN's, None where its first linear layer has them."""
+
+    convolution: Names
+    attention: Names
+    product: Names
+    sum: Names | None = None
+
+
+PLANS: dict[Plan, PlanSites] = {
+    "fused": PlanSites(("input", "message", "aggregate", "edges"), ("input", "message"), ("input",)),
+    "published": PlanSites(
+        ("input", "features", "norm", "message", "aggregate", "update"),
+        ("input", "features", "logits", "message", "aggregate", "update"),
+        ("input", "output"),
+        ("norm", "message", "aggregate", "update"),
+    ),
+}
 MULTIPLIED: dict[type[nn.Module], tuple[str, ...]] = {
     pyg.GCNConv: ("lin",),
     pyg.SAGEConv: ("lin_l", "lin_r"),
@@ -35,20 +57,21 @@ def left_in_float(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, FLOAT)]
 
 
-def sites_of(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
+def sites_of(model: nn.Module, plan: Plan) -> dict[nn.Module, Names]:
     """The modules that get quantisers, with the names of these."""
-    found: dict[nn.Module, tuple[str, ...]] = {}
+    found: dict[nn.Module, Names] = {}
+    has = PLANS[plan]
     inside: set[nn.Module] = set()
     for module in model.modules():
         lins = next((names for kind, names in MULTIPLIED.items() if isinstance(module, kind)), ())
         inside |= {lin for name in lins if (lin := getattr(module, name, None)) is not None}
         if lins:
-            found[module] = ATTENTION if isinstance(module, pyg.GATConv) else CONVOLUTION
+            found[module] = has.attention if isinstance(module, pyg.GATConv) else has.convolution
         elif isinstance(module, pyg.GINConv):
-            first = _first_of(module.nn)
-            found[module if first is None else first] = CONVOLUTION
+            first = _first_of(module.nn) if has.sum is None else None
+            found[module if first is None else first] = has.sum or has.convolution
         elif isinstance(module, (nn.Linear, pyg.Linear)) and module not in inside:
-            found.setdefault(module, PRODUCT)
+            found.setdefault(module, has.product)
     return found
 
 
@@ -58,12 +81,13 @@ def _first_of(network: Any) -> nn.Module | None:
     return first if isinstance(first, (nn.Linear, pyg.Linear)) else None
 
 
-def quantised(module: nn.Module, names: tuple[str, ...], setting: Quantised, model: ModelState, name: str) -> FakeQuant:
+def quantised(module: nn.Module, names: Names, setting: Quantised, model: ModelState, name: str) -> Quantising:
     """The engine of a module, with new quantisers in it."""
-    sites = Sites(setting, _columns_of(module), names)
+    fused = setting.plan == "fused"
+    sites = Sites(setting, _columns_of(module) if fused else None, names)
     sites.train(module.training)
     module.add_module(SITES, sites)
-    return FakeQuant(setting, sites, model, name)
+    return (FakeQuant if fused else FakeQuantPublished)(setting, sites, model, name)
 
 
 def _columns_of(module: Any) -> int | None:

@@ -1,6 +1,7 @@
 """Training for integer inference: the float32 engine with quantisers where the integer engine will have codes.
 
-A site is where a tensor of codes will be written; nothing else is rounded. With X^ the rounded X:
+`Quantising` has what every plan of sites needs. `FakeQuant` is the fused plan, and published.py the other one. Here a
+site is where a tensor of codes will be written; nothing else is rounded. With X^ the rounded X:
 
     product      X^ W^ + b
     convolve     multiply first    s_dst A (s_src X^ W^)^ + b + X^ W_r^       message: (s_src h)^, one per node
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -65,9 +66,17 @@ class Sites(nn.Module):
         return self._modules[name]  # type: ignore[return-value]
 
 
-@final
+class Masks(NamedTuple):
+    """The protected sources and destinations of one forward; None: none is."""
+
+    src: Tensor | None = None
+    dst: Tensor | None = None
+
+
 @dataclass(frozen=True, eq=False)
-class FakeQuant(Engine):
+class Quantising(Engine):
+    """An engine with quantisers at sites: what all plans of sites share."""
+
     setting: Quantised
     sites: Sites
     model: ModelState
@@ -106,23 +115,99 @@ class FakeQuant(Engine):
         columns = self.sites[site].columns
         return None if columns is None or bool((columns == 1).all()) else columns
 
-    def masks(self, adjacency: Adjacency) -> tuple[Tensor | None, Tensor | None]:
-        """The protected sources and destinations in this forward; None: none is."""
+    def masks(self, adjacency: Adjacency) -> Masks:
+        """Drawn anew in each training forward."""
         setting = self.setting
         if not self.sites.training or not isinstance(setting, DegreeQuant):
-            return None, None
+            return Masks()
         forward = int(self.sites.forwards)
         self.sites.forwards += 1
         if setting.high == 0:
-            return None, None
+            return Masks()
         graph, drawn = adjacency.graph, self.model.drawn
         rank = rank_of(graph, drawn.get(BATCH), drawn.get(RANK))
         seed = self.model.seed if setting.mask == "forward" else self.model.seed ^ hash_of(self.name)
         keep = protected(rank, setting.low, setting.high, seed, forward)
         if graph.block is not None or graph.num_src == graph.num_dst:
-            return keep, keep[: graph.num_dst]
+            return Masks(keep, keep[: graph.num_dst])
         own = degree_rank(graph.degree)  # destinations of their own
-        return keep, protected(own, setting.low, setting.high, seed ^ 1, forward)
+        return Masks(keep, protected(own, setting.low, setting.high, seed ^ 1, forward))
+
+    # Parts of layers --------------------------------------------------------------------------------------------
+
+    def rounded_root(
+        self, root: Any, x_dst: Tensor | None, x: Tensor, inner: Tensor, keep_dst: Tensor | None
+    ) -> Tensor | None:
+        """root(x_dst) from what the input site rounded, or from x_dst rounded there."""
+        if root is None or x_dst is None:
+            return None
+        if not rules.is_plain(root):
+            return root(x_dst)
+        same = x_dst.data_ptr() == x.data_ptr() and x_dst.shape[1:] == x.shape[1:]
+        rows = inner[: len(x_dst)] if same else self.rounded("input", x_dst, None, keep_dst)
+        return self.whole.product(rows, self.weight(root.weight, self._columns()), root.bias)
+
+    def projected(
+        self, site: str, x: Tensor, x_dst: Tensor | None, attention: Attention, masks: Masks, num_dst: int
+    ) -> Projected:
+        """The rows that attention weighs, rounded at a site: h = (x^ W^)^."""
+        h = self._projected(site, attention.lins[0], x, masks.src)
+        if x_dst is x and len(attention.lins) == 1:
+            return Projected(h, h).to_first(num_dst)
+        h_dst = None if x_dst is None else self._projected(site, attention.lins[-1], x_dst[:num_dst], masks.dst)
+        return Projected(h, h_dst)
+
+    def _projected(self, site: str, lin: Any, x: Tensor, keep: Tensor | None) -> Tensor:
+        if not rules.is_plain(lin):
+            return self.rounded(site, lin(x), None, keep)
+        inner = self.rounded("input", x, None, keep)
+        h = self.whole.product(inner, self.weight(lin.weight, self._columns()), lin.bias)
+        return self.rounded(site, h, None, keep)
+
+    def terms(self, rows: Projected, a: Gat) -> tuple[Tensor, Tensor | None]:
+        """<h, att> of sources and destinations with rounded attention vectors."""
+        atts = tuple(self.attention_vector(att) for att in a.atts)
+        if rows.h_dst is rows.h_src:
+            a_src, a_dst = head_dots(rows.h_src, atts)
+            return a_src, a_dst
+        (a_src,) = head_dots(rows.h_src, atts[:1])
+        return a_src, None if rows.h_dst is None else head_dots(rows.h_dst, atts[1:])[0]
+
+    def attention_vector(self, att: Tensor) -> Tensor:
+        """[1, heads, width], rounded with a scale per head."""
+        flat = att.detach()[0]
+        return att if self.sites.passes else att + (symmetric(flat, self.setting.bits) - flat)
+
+    def products_of(self, x: Deferred, weights: Any, biases: Any) -> None:
+        return None
+
+    def sums_codes(self, x: CodedRows, out_channels: int, adjacency: Adjacency) -> bool:
+        return False
+
+    def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
+        raise AssertionError("`attend` projects by itself")
+
+    def project_deferred(self, x: Deferred, a: Attention) -> None:
+        return None
+
+    # Epilogues --------------------------------------------------------------------------------------------------
+
+    def takes(self, x: Tensor) -> bool:
+        return self.whole.takes(x)
+
+    def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
+        return _noted(self.whole.run(x, epilogue), epilogue.p)
+
+    def defer(self, x: Tensor, epilogue: EpilogueSpec) -> None:
+        return None
+
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        return _noted(self.whole.dropout(x, p), p)
+
+
+@final
+class FakeQuant(Quantising):
+    """The sites that the integer engine has codes at."""
 
     # Products ---------------------------------------------------------------------------------------------------
 
@@ -130,17 +215,11 @@ class FakeQuant(Engine):
         x = self.rounded("input", x)
         return self.whole.product(x, self.weight(weight, self._columns()), bias, add)
 
-    def products_of(self, x: Deferred, weights: Any, biases: Any) -> None:
-        return None
-
     def aggregate(
         self, adjacency: Adjacency, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None
     ) -> Tensor:
         keep, _ = self.masks(adjacency)
         return self.whole.aggregate(adjacency, self.rounded("input", x, None, keep), bias, add)
-
-    def sums_codes(self, x: CodedRows, out_channels: int, adjacency: Adjacency) -> bool:
-        return False
 
     def aggregates_first(self, x: Tensor, out_channels: int, adjacency: Adjacency) -> bool:
         """By widths alone: the same in training, in evaluation and in the integer engine."""
@@ -151,7 +230,7 @@ class FakeQuant(Engine):
         inside: bool = False,
     ) -> Tensor:  # fmt: skip
         if not adjacency.is_linear and rules.is_plain(lin) and not inside:  # a maximum of codes is a code
-            x, x_dst = _tensors(x, x_dst)
+            x, x_dst = tensors_of(x, x_dst)
             return self.convolve_plain(x, adjacency, lin, bias, root, x_dst)
         return super().convolve(x, adjacency, lin, bias, root, x_dst, inside)
 
@@ -163,7 +242,7 @@ class FakeQuant(Engine):
         row, summed = separated(adjacency)
         summed = with_fixed_point(summed)
         inner = self.rounded("input", x, row if first else None, keep)
-        rooted = self._rooted(root, x_dst, x, inner, keep_dst)
+        rooted = self.rounded_root(root, x_dst, x, inner, keep_dst)
         columns = self._columns()
         summed = self._with_rounded_values(summed)
         if first:
@@ -173,18 +252,6 @@ class FakeQuant(Engine):
             return self.whole.product(sums, self.weight(lin.weight, columns), bias, rooted)
         h = self.whole.product(inner, self.weight(lin.weight, columns), None)
         return self.whole.aggregate(summed, self.rounded("message", h, row, keep), bias, rooted)
-
-    def _rooted(
-        self, root: Any, x_dst: Tensor | None, x: Tensor, inner: Tensor, keep_dst: Tensor | None
-    ) -> Tensor | None:
-        """root(x_dst) from what the input site rounded, or from x_dst rounded there."""
-        if root is None or x_dst is None:
-            return None
-        if not rules.is_plain(root):
-            return root(x_dst)
-        same = x_dst.data_ptr() == x.data_ptr() and x_dst.shape[1:] == x.shape[1:]
-        rows = inner[: len(x_dst)] if same else self.rounded("input", x_dst, None, keep_dst)
-        return self.whole.product(rows, self.weight(root.weight, self._columns()), root.bias)
 
     def _with_rounded_values(self, adjacency: Adjacency) -> Adjacency:
         """Weights of edges rounded, and with them that of a node's own row; those of a layer's factors in one."""
@@ -202,31 +269,12 @@ class FakeQuant(Engine):
     def attend(
         self, x: Any, x_dst: Any, adjacency: Adjacency, attention: Attention, shows_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        keep, keep_dst = self.masks(adjacency)
-        num_dst = adjacency.graph.num_dst
-        x, x_dst = _tensors(x, x_dst)
+        masks, num_dst = self.masks(adjacency), adjacency.graph.num_dst
+        x, x_dst = tensors_of(x, x_dst)
         drop = attention.draw_dropout()
-        h = self._projected(attention.lins[0], x, keep)
-        shared = x_dst is x and len(attention.lins) == 1
-        x_dst = x_dst if x_dst is None else x_dst[:num_dst]
-        h_dst = h if shared or x_dst is None else self._projected(attention.lins[-1], x_dst, keep_dst)
-        rows = Projected(h, None if x_dst is None else h_dst).to_first(num_dst)
+        rows = self.projected("message", x, x_dst, attention, masks, num_dst)
         out, weights = self.weigh(adjacency, rows, attention, drop, shows_weights)
-        return self._finish(attention, out, x_dst, None), weights
-
-    def _projected(self, lin: Any, x: Tensor, keep: Tensor | None) -> Tensor:
-        """h = (x^ W^)^."""
-        if not rules.is_plain(lin):
-            return self.rounded("message", lin(x), None, keep)
-        inner = self.rounded("input", x, None, keep)
-        h = self.whole.product(inner, self.weight(lin.weight, self._columns()), lin.bias)
-        return self.rounded("message", h, None, keep)
-
-    def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
-        raise AssertionError("`attend` projects by itself")
-
-    def project_deferred(self, x: Deferred, a: Attention) -> None:
-        return None
+        return self._finish(attention, out, None if x_dst is None else x_dst[:num_dst], None), weights
 
     def weigh(
         self, adjacency: Adjacency, rows: Projected, a: Attention, drop: Drop, shows_weights: bool
@@ -234,38 +282,13 @@ class FakeQuant(Engine):
         graph = adjacency.graph
         if not isinstance(a, Gat):
             return self.whole.weigh(adjacency, rows, a, drop, shows_weights)
-        atts = tuple(self.attention_vector(att) for att in a.atts)
-        a_dst: Tensor | None
-        if rows.h_dst is rows.h_src:
-            a_src, a_dst = head_dots(rows.h_src, atts)
-        else:
-            (a_src,) = head_dots(rows.h_src, atts[:1])
-            a_dst = None if rows.h_dst is None else head_dots(rows.h_dst, atts[1:])[0]
+        a_src, a_dst = self.terms(rows, a)
         p = ops.gat_attention(graph, a_src, a_dst, a.edge_term, a.slope)
         with torch.no_grad():
             exact = integer_weights(graph, a_src, a_dst, a.edge_term, a.slope)
             off = exact - p
         p = p + off
         return a.summed(graph, rows.h_src, p, drop)
-
-    def attention_vector(self, att: Tensor) -> Tensor:
-        """[1, heads, width], rounded with a scale per head."""
-        flat = att.detach()[0]
-        return att if self.sites.passes else att + (symmetric(flat, self.setting.bits) - flat)
-
-    # Epilogues --------------------------------------------------------------------------------------------------
-
-    def takes(self, x: Tensor) -> bool:
-        return self.whole.takes(x)
-
-    def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
-        return _noted(self.whole.run(x, epilogue), epilogue.p)
-
-    def defer(self, x: Tensor, epilogue: EpilogueSpec) -> None:
-        return None
-
-    def dropout(self, x: Tensor, p: float) -> Tensor:
-        return _noted(self.whole.dropout(x, p), p)
 
 
 def symmetric(weight: Tensor, bits: int) -> Tensor:
@@ -320,6 +343,7 @@ def _noted(out: Tensor, p: float) -> Tensor:
     return out
 
 
-def _tensors(x: Any, x_dst: Any) -> tuple[Any, Any]:
+def tensors_of(x: Any, x_dst: Any) -> tuple[Any, Any]:
+    """Both as tensors; one if they are the same codes."""
     made = x.decode() if isinstance(x, CodedRows) else x
     return made, made if x_dst is x else x_dst.decode() if isinstance(x_dst, CodedRows) else x_dst
