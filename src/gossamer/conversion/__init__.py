@@ -1,7 +1,9 @@
 """From a trained model to an integer program: capture its structure, calibrate its ranges, write the file.
 
 capture       the structure of a model, by modules and by torch.fx
-lower         the program, from that structure and the model's quantisers
+lower         the program, from that structure and the model's quantisers, by the plan of sites it was trained with
+lowering      how each layer becomes steps; by the fused plan
+published     what differs where every message is rounded
 calibration   gs.calibrate: ranges from a few batches, without training
 writing       gs.export
 errors        what may be refused

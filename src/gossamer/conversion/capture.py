@@ -150,7 +150,7 @@ class _Reader:
             )
         if isinstance(module, pyg.GINConv):
             summed = Node("gin", (x,), module, name, line=line)
-            return self.of_network(module.nn, summed, line)
+            return Node("updated", (self.of_network(module.nn, summed, line),), module, name, line=line)
         return Node("conv", (x,), module, name, line=line)
 
     def of_network(self, network: Any, summed: Node, line: str) -> Node:

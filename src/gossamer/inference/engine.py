@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..graph import Graph
 from ..ops.encode_codes import EncodedRows
 from ..ops.integer_linear import IntegerProduct
 from ..ops.integer_sum import MOST_EDGES
@@ -25,7 +26,21 @@ from ..ops.requantize import Requantize
 from . import floats
 from .graphs import Graphs, pool_graph
 from .layout import Register, vector, weights, zero_bias
-from .program import FLOATS, Attend, BadProgram, Convert, FloatStep, Linear, Pool, Program, Quantise, Result, Step, Sum
+from .program import (
+    FLOATS,
+    Attend,
+    BadProgram,
+    Convert,
+    FloatStep,
+    Linear,
+    Messages,
+    Pool,
+    Program,
+    Quantise,
+    Result,
+    Step,
+    Sum,
+)
 
 ROWS_AT_A_TIME = 2**16
 """Of features that are decoded, so that they are never in memory as floats as a whole."""
@@ -148,6 +163,13 @@ class Engine:
     def tensor(self, name: str) -> Tensor:
         return _named(self.tensors, name)
 
+    def number(self, name: str) -> Tensor:
+        """A tensor of one float."""
+        found = self.tensor(name)
+        if found.dtype != torch.float32 or found.shape != (1,) or not bool(found.isfinite()):
+            raise BadProgram(f"`{name}` must be one finite float32 number")
+        return found
+
     def finish(self, step: Any, columns: int) -> tuple[Finish, Register]:
         """How a step's sums of so many columns end, and the register that they end in."""
         result: Result = step.result
@@ -244,11 +266,51 @@ def _sum(engine: Engine, step: Sum) -> tuple[Run, Register]:
         graph = call.graphs.normalised(rows, True).graph if step.loops else call.graphs.of_rows(rows)
         if graph.value is not None:
             raise ValueError("`graph` must have no weights, as those that the model was trained on; leave them out")
-        if graph.max_degree >= MOST_EDGES:
-            raise ValueError(f"`graph` must have fewer than {MOST_EDGES} edges into a node (got {graph.max_degree})")
+        _check_degree(graph)
         to = finish.of(call, rows, graph.num_dst)
         arguments = (x, inputs.bits, inputs.zero, step.neighbours, step.own, finish.mult)
         return ops.integer_sum(graph.rowptr, graph.col, *arguments, to)
+
+    return run, register
+
+
+def _check_degree(graph: Graph) -> None:
+    if graph.max_degree >= MOST_EDGES:
+        raise ValueError(f"`graph` must have fewer than {MOST_EDGES} edges into a node (got {graph.max_degree})")
+
+
+def _messages(engine: Engine, step: Messages) -> tuple[Run, Register]:
+    inputs = engine.codes(step.x)
+    for codes in (step.message, step.edges):
+        if codes != Result(codes.mult, codes.bits, codes.zero) or codes.bits == FLOATS:
+            raise BadProgram("messages and the factors of edges must become codes, by one factor alone")
+    if step.norm not in ("", "gcn", "bare"):
+        raise BadProgram(f"there is no norm {step.norm!r} of edges")
+    finish, register = engine.finish(step, inputs.columns)
+    message = Register.of(inputs.columns, step.message.bits, step.message.zero)
+    to_message = vector(engine.tensor(step.message.mult), message, step.message.mult)
+    scale = engine.number(step.scale).expand(inputs.columns).contiguous()
+    to_norm, norm_scale = engine.number(step.edges.mult).repeat(2), engine.number(step.edge_scale).repeat(2)
+
+    def norm_of(value: Tensor) -> Tensor:
+        """A factor of each edge, after it was codes. Two equal columns: codes of four bits come in pairs."""
+        to = Requantize(zero=step.edges.zero, bits=step.edges.bits)
+        codes = ops.quantize_affine(value.unsqueeze(1).expand(-1, 2), to_norm, to).codes
+        return ops.requantize(codes, to.bits, to.zero, norm_scale, Requantize(bits=FLOATS))[:, 0].contiguous()
+
+    def run(call: Call) -> Tensor:
+        x = call.values[step.x]
+        edges = call.graphs.edges(x.size(0), step.norm)
+        _check_degree(edges)
+        assert edges.value is not None
+        gathered = x.index_select(0, edges.col)  # [edges, bytes]
+        to = Requantize(norm_of(edges.value), bits=FLOATS)
+        products = ops.requantize(gathered, inputs.bits, inputs.zero, scale, to)
+        to = Requantize(zero=message.zero, bits=message.bits)
+        codes = ops.quantize_affine(products, to_message, to).codes
+        each = torch.arange(edges.num_edges, dtype=torch.int32)
+        to = finish.of(call, x.size(0), edges.num_dst)
+        return ops.integer_sum(edges.rowptr, each, codes, message.bits, message.zero, 1, 0, finish.mult, to)
 
     return run, register
 
@@ -357,5 +419,6 @@ def _float(engine: Engine, step: FloatStep) -> tuple[Run, Register]:
 
 
 LAY_OUT: dict[type[Step], Callable[[Engine, Any], tuple[Run, Register]]] = {
-    Quantise: _quantise, Linear: _linear, Sum: _sum, Attend: _attend, Pool: _pool, Convert: _convert, FloatStep: _float,
+    Quantise: _quantise, Linear: _linear, Sum: _sum, Messages: _messages, Attend: _attend, Pool: _pool,
+    Convert: _convert, FloatStep: _float,
 }  # fmt: skip

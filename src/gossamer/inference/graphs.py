@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Blocks, Graph
-from ..graph.normalise import Normalised, gcn_parts, with_loops
+from ..graph.normalise import Normalised, as_edges, gcn_parts, with_loops
 
 
 @final
@@ -34,6 +34,21 @@ class Graphs:
         """GCN's matrix in parts."""
         graph = self.of_rows(rows)
         return graph.derived(f"gcn parts {loops}", lambda: gcn_parts(graph, False, loops))
+
+    def edges(self, rows: int, norm: str) -> Graph:
+        """The edges with their factors as values: GCN's, with its diagonal as loops, or the weights of the graph."""
+        graph = self.of_rows(rows)
+
+        def made() -> Graph:
+            parts = self.normalised(rows, norm == "gcn")
+            found = as_edges(parts, parts.graph.value)
+            return Graph(found.rowptr, found.col, graph.num_src, found.value)
+
+        if norm:
+            return graph.derived(f"edges {norm}", made)
+        if graph.value is None:
+            raise ValueError("`graph` must have weights, as those that the model was trained on; pass them to gs.Graph")
+        return graph
 
     def looped(self, rows: int) -> Graph:
         """With one loop at every node that is source and destination."""

@@ -6,6 +6,7 @@ program, and is in the factors of the steps. The register `x`, the features, is 
     Quantise    x floats to codes                                        times `mult` per column
     Linear      x W^T, or x W^T + second x W2^T                          integer weights
     Sum         sum or mean over the neighbours and the node itself      unweighted, or weights of edges as codes
+    Messages    sum over the neighbours of messages                      each becomes codes before it is summed
     Attend      GAT's softmax and weighted sum                           terms: floats [nodes, 2 heads]
     Pool        sum, mean or maximum over the nodes of each graph
     Convert     codes to floats, or to codes of another scale
@@ -105,6 +106,25 @@ class Sum(Step):
 
 @final
 @dataclass(frozen=True)
+class Messages(Step):
+    """The sum over the edges of (factor of the edge) x_j, each of which becomes codes by `message` before.
+
+    The factors are those of GCN's normalisation if `norm` is "gcn" (or "bare"), the diagonal being edges, too; else
+    weights of the graph. They are codes by `edges`. `scale` and `edge_scale` name the steps of x and of the factors.
+    Slow, with tensors of edges x columns: for models that were trained with a rounding of every message.
+    """
+
+    result: Result
+    message: Result
+    scale: str
+    edges: Result
+    edge_scale: str
+    norm: str = ""
+    kind_name: ClassVar[str] = "messages"
+
+
+@final
+@dataclass(frozen=True)
 class Attend(Step):
     terms: str
     heads: int
@@ -153,7 +173,7 @@ class FloatStep(Step):
 
 
 STEPS: dict[str, type[Step]] = {
-    kind.kind_name: kind for kind in (Quantise, Linear, Sum, Attend, Pool, Convert, FloatStep)
+    kind.kind_name: kind for kind in (Quantise, Linear, Sum, Messages, Attend, Pool, Convert, FloatStep)
 }
 
 
@@ -226,8 +246,9 @@ def _step_from_plain(plain: Mapping[str, Any]) -> Step:
     if kind is None:
         raise BadProgram(f"there is no step {plain['op']!r}; this version knows {', '.join(STEPS)}")
     given = {name: value for name, value in plain.items() if name != "op"}
-    if "result" in given:
-        given["result"] = _result_from_plain(given["result"])
+    for each in dataclasses.fields(kind):
+        if each.type == "Result" and each.name in given:
+            given[each.name] = _result_from_plain(given[each.name])
     if "more" in given:
         given["more"] = tuple(given["more"])
     step = kind(**given)

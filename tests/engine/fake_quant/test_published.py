@@ -344,16 +344,6 @@ def test_presets_use_the_plan(setting):
     assert all(isinstance(state_of(model[k]).engine, Quantising) for k in (0, 1, 3))
 
 
-def test_it_is_not_exported_as_what_it_is_not(tmp_path):
-    x, edge_index = data()
-    model = pyg.GCN(COLUMNS, 16, 2, 4)
-    gs.lighten_(model, gs.Recipe(training=gs.DegreeQuant.published()))
-    model(x, edge_index)
-    with pytest.raises(gs.CannotCapture, match=r"trained with plan='fused'.*got DegreeQuant\(.*train it with gs.Deg"):
-        gs.export(model, tmp_path / "m")
-    assert not (tmp_path / "m").exists()
-
-
 def test_restore_removes_everything():
     x, edge_index = data()
     model = pyg.GIN(COLUMNS, 16, 2, 4, norm="batch_norm").eval()

@@ -96,14 +96,26 @@ class FakeQuantPublished(Quantising):
         """M(sum of M(L(norm_ij) x_j)); `is_rounded`: a message without a norm has no site, as x has passed one."""
         matrix, over = self._edges(adjacency)
         if is_rounded and matrix.value is None:
-            return self.rounded("aggregate", self.whole.aggregate(adjacency, x), None, masks.dst)
+            return self.rounded("aggregate", self._sum(adjacency, x, "input"), None, masks.dst)
         messages = x.index_select(0, matrix.col)  # [edges, columns]
         if matrix.value is not None:
             messages = messages * self.rounded("norm", matrix.value.unsqueeze(1))
         elif (dropped := facts.recall(x, DROPPED)) is not None:
             facts.note(messages, DROPPED, dropped)
         messages = self.rounded("message", messages, None, _of_edges(masks.src, matrix.col))
-        return self.rounded("aggregate", self.whole.aggregate(over, messages), None, masks.dst)
+        return self.rounded("aggregate", self._sum(over, messages, "message"), None, masks.dst)
+
+    def _sum(self, adjacency: Adjacency, x: Tensor, site: str) -> Tensor:
+        """The sum of rows that have passed a site. In evaluation they are summed as whole numbers of its steps.
+
+        These sums are exact, as they are in the integer engine: where one lies midway between two codes, both round it
+        to the same.
+        """
+        step = self.sites[site].levels()[0]
+        steps = x / step
+        if not self.sites.training:
+            steps = steps + (steps.detach().round() - steps.detach())
+        return self.whole.aggregate(adjacency, steps) * step
 
     def _edges(self, adjacency: Adjacency) -> tuple[Sparse, Adjacency]:
         """The edges with their norms; and the same edges as an adjacency whose sources are the messages.
