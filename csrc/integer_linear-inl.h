@@ -40,6 +40,11 @@ struct CodeRows {
       for (int64_t k = 0; k < of.in; ++k) to[k] = Code(from[k]);
       return;
     }
+    if constexpr (sizeof(Code) == 1) {
+      unpack_codes(from, of.in / 2, reinterpret_cast<uint8_t*>(to));
+      if (of.in % 2) to[of.in - 1] = Code(from[of.in / 2] & 15);
+      return;
+    }
     // a byte to two codes: as one number of twice a code's size
     typedef typename Wider<Code>::Type Two;
     constexpr int shift = 8 * sizeof(Code) - 4;
