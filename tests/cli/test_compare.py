@@ -11,14 +11,18 @@ from typer.testing import CliRunner
 
 from gossamer.cli import app
 from gossamer.cli.compare import names
+from gossamer.comparison import inference_worker, worker
 from gossamer.comparison.worker import Job
 from gossamer.measurement import fresh_process
 
+FORM = {"test": 0.5, "count": 1797, "seconds": 0.1, "per_second": 17970.0, "peak_bytes": 10, "file_bytes": 5}
 QUICK = ("--epochs", "2", "--seeds", "1", "--width", "8")
 
 
-def pretend(function: Any, args: tuple[Job], kwargs: Any, on_message: Any) -> fresh_process.Fresh[Any]:
-    (job,) = args
+def pretend(function: Any, args: tuple[Any, ...], kwargs: Any, on_message: Any) -> fresh_process.Fresh[Any]:
+    if function is not worker.run:
+        return fresh_process.Fresh(0.5 if function is inference_worker.train_weights else dict(FORM), 0, 0.0)
+    job: Job = args[0]
     curve = {name: [0.5, 0.6] for name in ("loss", "val", "test", "seconds")}
     figures = {"test": 0.6, "val": 0.5, "best_epoch": 2, "seconds_per_epoch": 0.5, "peak_bytes": 10, "kept_bytes": 5}
     return fresh_process.Fresh({"seed": job.seed, **figures, "curve": curve, "error": None}, 0, 0.0)
@@ -70,6 +74,18 @@ def test_json_and_nothing_else() -> None:
 
 def test_what_is_left_out_is_said() -> None:
     assert "pyg-csr is left out: PyG's GATConv" in run("digits", *QUICK, "--model", "gat").stdout
+
+
+def test_inference() -> None:
+    shown = run("digits", *QUICK, "--recipes", "float32", "--inference", "--model", "gat").stdout
+    first, second = shown.split("Inference: one call over 1,797 nodes")
+    assert "Gossamer float32" in first and "engine int8, calibrated" not in first
+    for words in ("PyG compiled", "engine int8, calibrated", "18.0 k", "0.100 s", "5.00 B"):
+        assert words in second
+    assert "pyg-csr is left out of the inference table: PyG's GATConv" in second
+    assert "--inference" in run("digits", *QUICK, "--recipes", "float32", "--model", "gat", "--resume", code=2).stderr
+    again = run("digits", *QUICK, "--recipes", "float32", "--inference", "--model", "gat", "--resume", "--json").stdout
+    assert len(json.loads(again)["inference"]["rows"]) >= 6
 
 
 def test_resume_and_refusal() -> None:

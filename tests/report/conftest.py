@@ -75,6 +75,30 @@ class Maker:
         }
 
 
+def form(name: str, label: str, ours: bool, score: float, seconds: float, peak: float, file: float) -> dict:
+    found = {"name": name, "label": label, "ours": ours, "test": score, "count": 169343, "seconds": seconds}
+    return found | {"per_second": 169343 / seconds, "peak_bytes": peak, "file_bytes": file, "error": None}
+
+
+@pytest.fixture
+def with_inference(realistic):
+    """The realistic comparison with an inference table, in which one form failed and one is left out."""
+    rows = [
+        form("pyg-edge-index", "PyG edge_index", False, 0.7295, 6.1, 4.7e9, 1.01e6),
+        form("pyg-csr", "PyG CSR", False, 0.7295, 1.52, 0.52e9, 1.01e6),
+        form("pyg-compiled", "PyG compiled", False, 0.7295, 2.2, 1.1e9, 1.01e6),
+        form("onnx-int8", "ONNX Runtime int8", False, 0.7291, 14.2, 9.4e9, 0.27e6),
+        form("float32", "Gossamer float32", True, 0.7295, 0.43, 0.35e9, 1.01e6),
+        form("int8-calibrated", "engine int8, calibrated", True, 0.7288, 0.12, 0.09e9, 0.26e6),
+        form("int8-degree-quant", "engine int8, degree-quant", True, 0.728, 0.1, 0.08e9, 0.26e6),
+        form("int4-degree-quant", "engine int4, degree-quant", True, 0.71, 0.09, 0.05e9, 0.14e6),
+    ]
+    rows[2] |= dict.fromkeys(("test", "count", "seconds", "per_second", "peak_bytes", "file_bytes"))
+    rows[2]["error"] = "InvalidCxxCompiler: no working C++ compiler found"
+    left_out = {"pyg-none": "there is <none> of it"}
+    return realistic | {"inference": {"of": "nodes", "rows": rows, "left_out": left_out}}
+
+
 @pytest.fixture
 def maker():
     return Maker

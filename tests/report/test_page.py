@@ -225,6 +225,33 @@ def test_says_what_was_not_run(realistic):
     assert "pyg-csr, not run" in text and "GATConv takes no <CSR>" in text
 
 
+def test_the_inference_section(with_inference):
+    outline = Outline(page(with_inference))
+    for words in ("Inference: one call over 169,343 nodes", "engine int4, degree-quant", "0.430 s", "394 k", "140 kB"):
+        assert words in outline.text
+    assert "PyG compiled failed: InvalidCxxCompiler" in outline.text
+    assert "pyg-none is left out: there is <none> of it" in outline.text
+    captions = re.findall("<figcaption>(.*?)</figcaption>", page(with_inference))
+    assert captions[-2:] == ["Time of a call", "File size"]
+    assert all(math.isfinite(number) for number in coordinates(page(with_inference)))
+    assert "Inference" not in page(with_inference | {"inference": None})
+    assert command(read(with_inference)).endswith(" --inference")
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, {"rows": None}, {"rows": [{}]}, {"of": None, "rows": [{"name": "a", "seconds": 0}]}]
+)
+def test_survives_holes_in_the_inference_table(realistic, broken):
+    text = page(realistic | {"inference": broken})
+    assert not re.search(r"\bnan\b|\binf\b", Outline(text).text)
+    assert report.inference_table(realistic | {"inference": broken}).row_count == len(broken.get("rows") or [])
+
+
+def test_escapes_the_inference_table(with_inference):
+    text = page(hostile(with_inference))
+    assert "<script" not in text and 'alert("1")' in Outline(text).text
+
+
 def test_curves_end_with_the_shortest_run_and_count_the_clock():
     runs = [{"val": [1.0, 3.0, 9.0], "seconds": [1.0, 1.0, 1.0]}, {"val": [3.0, math.nan], "seconds": [3.0, 3.0]}]
     first, second = points_of(runs, "val")

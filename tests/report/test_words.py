@@ -13,7 +13,7 @@ from rich.console import Console
 from gossamer import report
 from gossamer.report.headline import findings
 from gossamer.report.read import read
-from gossamer.report.units import Metric, byte_unit, digits, number, seconds, size, time_unit, times
+from gossamer.report.units import Metric, byte_unit, digits, number, rate, seconds, size, time_unit, times
 
 
 def against(maker, score=0.73, std=0.002, faster=1.0, smaller=1.0, **settings):
@@ -101,9 +101,9 @@ def test_a_failure_is_one_line(maker):
     assert said.startswith("a failed: first second xxx") and "\n" not in said and len(said) < 320
 
 
-def printed(comparison, width=100):
+def printed(comparison, width=100, table=report.table):
     console = Console(file=io.StringIO(), width=width)
-    console.print(report.table(comparison))
+    console.print(table(comparison))
     return console.file.getvalue()
 
 
@@ -123,6 +123,26 @@ def test_long_labels_wrap_and_markup_is_text(realistic):
     assert max(map(len, text.splitlines())) <= 100
     assert "[bold]" in text.replace("\n", "") and "\x1b" not in text
     assert "70.0 MB" in text
+
+
+def test_the_inference_table_fits_and_tells_all(with_inference):
+    text = printed(with_inference, table=report.inference_table)
+    assert max(map(len, text.splitlines())) <= 100 and "…" not in text
+    assert text.startswith("Inference: one call over 169,343 nodes")
+    row = next(line for line in text.splitlines() if "engine int8, calibrated" in line)
+    assert " ".join(row.split()) == "engine int8, calibrated 72.9 0.120 s 1.41 M 51× 13× 90.0 MB 260 kB"
+    assert "PyG compiled failed: InvalidCxxCompiler: no working C++ compiler found" in text
+
+
+def test_a_comparison_without_an_inference_table(realistic):
+    assert report.inference_table(realistic) is None is report.inference_table(realistic | {"inference": None})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "0.500"), (999, "999"), (1234, "1.23 k"), (1.41e6, "1.41 M"), (2e12, "2,000 G")]
+)
+def test_rates(value, text):
+    assert rate(value) == text
 
 
 @pytest.mark.parametrize(

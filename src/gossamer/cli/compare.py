@@ -26,6 +26,12 @@ def show(comparison: dict[str, Any], out: Path, console: Console) -> None:
     console.print(report.table(comparison))
     for name, reason in comparison["left_out"].items():
         console.print(f"{name} is left out: {reason}.", style="dim", markup=False, highlight=False, soft_wrap=True)
+    inference = report.inference_table(comparison)
+    if inference is not None:
+        console.print(inference)
+        for name, reason in comparison["inference"]["left_out"].items():
+            said = f"{name} is left out of the inference table: {reason}."
+            console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
     console.print(report.headline(comparison), style="bold", markup=False, highlight=False)
     for name in (PAGE_NAME, JSON_NAME):
         console.print(out / name, markup=False, highlight=False, soft_wrap=True)
@@ -61,6 +67,10 @@ def compare(
     scale: Annotated[float | None, typer.Option(help="Size of a generated set, 1 being the full one.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split: a number; random or few at node level.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. [default: compare/DATASET]")] = None,
+    inference: Annotated[
+        bool,
+        typer.Option("--inference", help="Then evaluate one trained model as PyG, compiled, ONNX, ours and integers."),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
 ) -> None:
@@ -87,6 +97,7 @@ def compare(
             scale=scale,
             split=int(split) if split is not None and split.isdigit() else split,
             out=folder,
+            inference=inference,
             resume=resume,
             progress=not as_json,
         )

@@ -25,8 +25,14 @@ from .variants import CSR, Variant
 Document = dict[str, Any]
 
 
-def new(settings: Settings, dataset: dict[str, Any], variants: Sequence[Variant], left_out: dict[str, str]) -> Document:
-    """A comparison in which nothing has run yet."""
+def new(
+    settings: Settings,
+    dataset: dict[str, Any],
+    variants: Sequence[Variant],
+    left_out: dict[str, str],
+    inference: dict[str, Any] | None = None,
+) -> Document:
+    """A comparison in which nothing has run yet; `inference`: its inference table, if it is to have one."""
     baselines = [variant.name for variant in variants if variant.recipe is None]
     main = CSR if CSR in baselines else baselines[0] if baselines else None
     found = {"format": FORMAT, "dataset": dataset, **settings.describe(), "machine": machine(), "baseline": main}
@@ -34,10 +40,11 @@ def new(settings: Settings, dataset: dict[str, Any], variants: Sequence[Variant]
         {"name": v.name, "label": v.label, "recipe": None if v.recipe is None else repr(v.recipe), "runs": []}
         for v in variants
     ]
-    return sum_up(found | {"command": command(settings, variants), "left_out": left_out, "variants": rows})
+    found |= {"command": command(settings, variants, inference is not None), "left_out": left_out}
+    return sum_up(found | {"variants": rows, "inference": inference})
 
 
-def command(settings: Settings, variants: Sequence[Variant]) -> str | None:
+def command(settings: Settings, variants: Sequence[Variant], inference: bool) -> str | None:
     """The command line that repeats it; None if a recipe or the seeds have no name there."""
     named = [variant.name for variant in variants if variant.recipe is not None]
     if not set(named) <= set(recipes) or settings.seeds != tuple(range(len(settings.seeds))):
@@ -45,7 +52,7 @@ def command(settings: Settings, variants: Sequence[Variant]) -> str | None:
     model = {"name": settings.model, **settings.model_options}
     options = settings.describe()["settings"] | {"seeds": len(settings.seeds)}
     baselines = [variant.name for variant in variants if variant.recipe is None]
-    return command_line(settings.dataset, model, options, named, baselines)
+    return command_line(settings.dataset, model, options, named, baselines, inference)
 
 
 def machine() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The folder of a comparison: comparison.json, rewritten after every run, and comparison.html at the end.
 
 A folder belongs to one comparison. Resuming reuses the runs that have figures, so everything that they depend on must
-be the same: dataset, model, settings, machine and versions. Seeds and variants may be added.
+be the same: dataset, model, settings, machine and versions. Seeds, variants and the inference table may be added.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from .. import report
 from ..atomic import replacing
 from ..report.read import FORMAT
 from ..training.folder import RESUME
+from . import inference
 from .document import Document, add
 
 JSON_NAME, PAGE_NAME = "comparison.json", "comparison.html"
@@ -49,6 +50,8 @@ def take_over(folder: Path, document: Document, resume: bool) -> Document:
     runs = [(row["name"], run) for row in before["variants"] for run in row["runs"] if run["error"] is None]
     for name, run in runs:
         document = add(document, name, run)
+    if document["inference"] is not None:
+        document["inference"] = inference.resumed(document["inference"], before.get("inference"))
     return document
 
 
@@ -68,6 +71,8 @@ def differences(before: Document, now: Document) -> list[str]:
             found.append(f"it has {row['name']!r}, which is not asked for")
         elif row["recipe"] != asked[row["name"]]:
             found.append(f"{row['name']!r} is {row['recipe']} there and {asked[row['name']]} here")
+    if before.get("inference") is not None and now["inference"] is None:
+        found.append("it has an inference table, which is not asked for (--inference)")
     return found
 
 

@@ -20,7 +20,9 @@ import torch
 from ..measurement import fresh_process
 from ..measurement.fresh_process import FreshProcessError
 from ..recipe import Recipe
+from ..report import units
 from . import document, folder
+from . import inference as inference_table
 from .progress import Bars
 from .settings import RECIPES, SAMPLED_RECIPES, Settings, examine, seeds_of
 from .variants import Variant, variants_of, why_not
@@ -48,6 +50,7 @@ def compare(
     scale: float | None = None,
     split: int | str | None = None,
     out: str | os.PathLike[str] | None = None,
+    inference: bool = False,
     resume: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
@@ -59,6 +62,7 @@ def compare(
                     them from our loader, as `edge_index` that it trims layer by layer
     threads         of every run; by default what torch uses here
     scale, split    for the dataset, as in `gs.datasets.load`
+    inference       then evaluate one trained model as PyG, ours and integers: latency, memory, file, score
     out             the folder for comparison.json and comparison.html; None writes nothing
     resume          reuse the finished runs in `out`
     """
@@ -73,13 +77,16 @@ def compare(
     facts = examine(settings)
     left_out = {v.name: reason for v in variants if (reason := why_not(v, settings, facts["task"]))}
     variants = [variant for variant in variants if variant.name not in left_out]
-    found = document.new(settings, facts, variants, left_out)
+    table = inference_table.new(settings, facts["task"]) if inference else None
+    found = document.new(settings, facts, variants, left_out, table)
     if out is None and resume:
         raise ValueError("`resume` needs `out`, the folder of the comparison to go on with (got None)")
     if out is not None:
         found = folder.take_over(Path(out), found, resume)
         folder.write(Path(out), found)  # fails before the first run, not after it, if the folder cannot be written
     found = _run_all(settings, variants, found, out, progress)
+    if inference:
+        found = _evaluate(settings, found, out, progress)
     if out is not None:
         folder.write(Path(out), found)
         folder.write_page(Path(out), found)
@@ -95,11 +102,9 @@ def _run_all(
 ) -> document.Document:
     jobs = [Job(settings, variant, seed) for seed in settings.seeds for variant in variants]
     jobs = [job for job in jobs if not document.done(found, job.variant.name, job.seed)]
-    with Bars(settings, len(jobs), progress and bool(jobs)) as bars:
+    with Bars(len(jobs) * settings.epochs, progress and bool(jobs)) as bars:
         for job in jobs:
-            bars.begin(job.variant, job.seed)
             one = _run_one(job, bars)
-            bars.end(one)
             found = document.add(found, job.variant.name, one)
             if out is not None:
                 folder.write(Path(out), found)
@@ -107,7 +112,22 @@ def _run_all(
 
 
 def _run_one(job: Job, bars: Bars) -> dict[str, Any]:
+    bars.begin(f"{job.variant.label}, seed {job.seed}", job.settings.epochs)
     try:
-        return fresh_process.listen(run, (job,), {}, bars.heard).value
+        one = fresh_process.listen(run, (job,), {}, bars.heard).value
     except FreshProcessError as error:
+        bars.fail(job.settings.epochs)
         return document.failed(job.seed, error.reason)
+    costs = f"{units.seconds(one['seconds_per_epoch'])}  {units.size(one['peak_bytes'])}"
+    bars.end(f"test {one['test']:.4f}  {costs}")
+    return one
+
+
+def _evaluate(
+    settings: Settings, found: document.Document, out: str | os.PathLike[str] | None, progress: bool
+) -> document.Document:
+    def keep(table: dict[str, Any]) -> None:
+        if out is not None:
+            folder.write(Path(out), found | {"inference": table})
+
+    return found | {"inference": inference_table.evaluate(settings, found["inference"], progress, keep)}

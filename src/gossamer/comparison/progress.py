@@ -9,14 +9,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..report import units
 from ..training.progress import Shown
-from .settings import Settings
-from .variants import Variant
 
 
 class Bars(Shown):
     """Lines appear in the order of the runs."""
 
-    def __init__(self, settings: Settings, num_runs: int, shown: bool) -> None:
+    def __init__(self, epochs: int, shown: bool) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=8),
@@ -25,11 +23,11 @@ class Bars(Shown):
             TextColumn("{task.fields[said]}", markup=False),
         )
         self.progress = Progress(*columns, console=Console(stderr=True), disable=not shown)
-        self.epochs = settings.epochs
-        self.all = self.progress.add_task("all epochs", total=num_runs * settings.epochs, said="")
+        self.all = self.progress.add_task("all epochs", total=epochs, said="")
 
-    def begin(self, variant: Variant, seed: int) -> None:
-        self.bar = self.progress.add_task(f"{variant.label}, seed {seed}", total=self.epochs, said="starting")
+    def begin(self, described: str, steps: int) -> None:
+        self.steps = steps
+        self.bar = self.progress.add_task(described, total=steps, said="starting")
 
     def heard(self, message: Any) -> None:
         """What the child says after every epoch."""
@@ -37,12 +35,14 @@ class Bars(Shown):
         self.progress.update(self.bar, completed=epoch, said=f"val {val:.4f}  {units.seconds(seconds)}")
         self.progress.advance(self.all)
 
-    def end(self, run: dict[str, Any]) -> None:
-        if run["error"] is None:
-            costs = f"{units.seconds(run['seconds_per_epoch'])}  {units.size(run['peak_bytes'])}"
-            said = f"test {run['test']:.4f}  {costs}"
-        else:
-            said = "failed"
-            total = self.progress.tasks[0].total or 0
-            self.progress.update(self.all, total=total - (self.epochs - self.progress.tasks[-1].completed))
-        self.progress.update(self.bar, said=said)
+    def say(self, what: str) -> None:
+        self.progress.update(self.bar, said=what)
+
+    def end(self, said: str) -> None:
+        self.progress.update(self.bar, completed=self.steps, said=said)
+
+    def fail(self, epochs: int = 0) -> None:
+        """The run failed; if it was one of so many epochs, those that are left are not waited for."""
+        total = self.progress.tasks[0].total or 0
+        self.progress.update(self.all, total=total - max(0, epochs - self.progress.tasks[-1].completed))
+        self.say("failed")

@@ -48,16 +48,22 @@ def run(job: Job) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns about sparse tensors; users cannot act on that
         rehearse(job)
-        data = load(job.settings.dataset, job.settings.split, job.settings.scale)
-        if not isinstance(data, GraphList) and data.edge_index is None:
-            data.edge_index = datasets.edge_index(data)  # a stored stream has rowptr and col
+        data = load_data(job.settings)
         adjacency = adjacency_of(job.variant, job.settings.model, data)
         with measurement.peak() as peak:
-            model, result = train_variant(job, data, adjacency, _tell)
+            model, result = train_variant(job, data, adjacency, tell_epoch)
         kept = kept_bytes(job, model, data, adjacency)
     found = {"seed": job.seed, "test": result.test, "val": result.val, "best_epoch": result.best_epoch}
     found |= {"seconds_per_epoch": steady_seconds(result.history["seconds"])}
     return found | {"peak_bytes": peak.bytes, "kept_bytes": kept, "curve": result.history, "error": None}
+
+
+def load_data(settings: Settings) -> Any:
+    """The dataset, with an `edge_index` if it is one graph."""
+    data = load(settings.dataset, settings.split, settings.scale)
+    if not isinstance(data, GraphList) and data.edge_index is None:
+        data.edge_index = datasets.edge_index(data)  # a stored stream has rowptr and col
+    return data
 
 
 def train_variant(
@@ -86,7 +92,8 @@ def train_variant(
     return model, result
 
 
-def _tell(epoch: Epoch) -> None:
+def tell_epoch(epoch: Epoch) -> None:
+    """What the bar of the run shows."""
     fresh_process.tell((epoch.number, epoch.val, epoch.seconds))
 
 

@@ -13,6 +13,7 @@ def command_line(
     settings: Mapping[str, Any],
     recipes: Sequence[str],
     baselines: Sequence[str],
+    inference: bool = False,
 ) -> str:
     """`gossamer compare` with every option that has a value; `settings["seeds"]` is their number."""
     options: dict[str, Any] = {"model": model.get("name")} | {key: model[key] for key in model if key != "name"}
@@ -20,7 +21,8 @@ def command_line(
     options["recipes"] = ",".join(recipes)
     options["baselines"] = ",".join(name.removeprefix("pyg-") for name in baselines)
     told = {f"--{key.replace('_', '-')}": _said(value) for key, value in options.items() if value is not None}
-    return shlex.join(["gossamer", "compare", dataset, *(word for option in told.items() for word in option)])
+    words = [word for option in told.items() for word in option] + (["--inference"] if inference else [])
+    return shlex.join(["gossamer", "compare", dataset, *words])
 
 
 def _said(value: Any) -> str:

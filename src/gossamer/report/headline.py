@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .read import Comparison, Variant, read
+from .read import Comparison, Form, Variant, read
 from .units import Metric, seconds, size, times
 
 CLOSE = 1.05
@@ -32,7 +32,7 @@ def findings(told: Comparison) -> list[str]:
     return found or [failure(variant) for variant in told.variants] or ["Nothing was compared."]
 
 
-def failure(variant: Variant) -> str:
+def failure(variant: Variant | Form) -> str:
     """One line, however long the error was."""
     reason = " ".join((variant.error or "it has no result").split())
     reason = reason if len(reason) <= 300 else f"{reason[:299]}…"

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..atomic import replacing
-from .bars import cost_bars
+from .bars import cost_bars, form_bars
 from .columns import cells, headings
 from .curves import training_curves
 from .headline import failure, findings
+from .inference import form_cells, form_headings, title
 from .markup import Markup, joined, tag
-from .read import Comparison, read
+from .read import Comparison, Form, Variant, read
 from .scatter import score_against_memory, score_against_time
 from .small_print import command, facts, subject
 
 # the browser itself keeps the page from loading anything
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+INFERENCE_NOTE = (
+    "One model, trained with the first seed. Time: the best of several calls after a warm-up. Peak memory: above what "
+    "the process held with data, graph and model loaded. File: float32 weights, or the exported model."
+)
 
 
 def write_page(comparison: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
@@ -45,10 +50,11 @@ def page(comparison: Mapping[str, Any]) -> str:
     body = tag(
         "main",
         tag("header", tag("p", subject(told), class_="subject"), tag("h1", unbroken(said[0])), _more(said[1:])),
-        _table(told),
+        tag("section", *_table(headings(told), [(cells(v, told), v) for v in told.variants])),
         _plots("What it costs", "three", cost_bars(told)),
         _plots("What it is worth", "two", [score_against_memory(told), score_against_time(told)]),
         _plots("How training went", "two", training_curves(told)),
+        _inference(told),
         _small_print(told),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, tag('body', body), lang='en')}\n"
@@ -58,17 +64,31 @@ def _more(said: list[str]) -> Markup:
     return tag("ul", *(tag("li", unbroken(sentence)) for sentence in said), class_="more") if said else Markup("")
 
 
-def _table(told: Comparison) -> Markup:
-    heads = tag("tr", *(tag("th", title, scope="col") for title in headings(told)))
+def _table(titles: Sequence[str], cells_of: Sequence[tuple[list[str], Variant | Form]]) -> tuple[Markup, Markup]:
+    """The table, and what failed and why."""
+    heads = tag("tr", *(tag("th", title, scope="col") for title in titles))
     rows = []
-    for variant in told.variants:
-        first, *rest = cells(variant, told)
-        name = tag("th", tag("span", class_=f"chip {variant.look}"), first, scope="row")
-        kind = "failed" if not variant.works else "own" if variant.ours else None
+    for (first, *rest), what in cells_of:
+        name = tag("th", tag("span", class_=f"chip {what.look}"), first, scope="row")
+        kind = "failed" if not what.works else "own" if what.ours else None
         rows.append(tag("tr", name, *(tag("td", cell) for cell in rest), class_=kind))
     whole = tag("table", tag("thead", heads), tag("tbody", *rows))
-    failures = joined(tag("p", failure(v), class_="failure") for v in told.variants if not v.works)
-    return tag("section", tag("div", whole, class_="wide"), failures)
+    failures = joined(tag("p", failure(what), class_="failure") for _, what in cells_of if not what.works)
+    return tag("div", whole, class_="wide"), failures
+
+
+def _inference(told: Comparison) -> Markup:
+    if told.inference is None:
+        return Markup("")
+    forms = told.inference.forms
+    return tag(
+        "section",
+        tag("h2", title(told.inference)),
+        *_table(form_headings(told), [(form_cells(form, told), form) for form in forms]),
+        *(tag("p", f"{name} is left out: {reason}", class_="note") for name, reason in told.inference.left_out.items()),
+        tag("p", INFERENCE_NOTE, class_="note"),
+        tag("div", *form_bars(forms), class_="plots two"),
+    )
 
 
 def unbroken(sentence: str) -> str:

@@ -46,6 +46,36 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Form:
+    """A trained model in one form, and what a call of it costs."""
+
+    name: str
+    label: str
+    error: str | None
+    ours: bool
+    score: float
+    seconds: float
+    per_second: float
+    peak_bytes: float
+    file_bytes: float
+    look: str
+
+    @property
+    def works(self) -> bool:
+        return self.error is None and not math.isnan(self.seconds)
+
+
+@dataclass(frozen=True)
+class Inference:
+    of: str
+    """What a call is over: nodes or graphs."""
+    count: float
+    """How many of them."""
+    forms: list[Form]
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Comparison:
     metric: Metric
     baseline: str
@@ -56,6 +86,7 @@ class Comparison:
     """What repeats it; empty if no command line can, None if the comparison does not say."""
     left_out: dict[str, str]
     """Variants that were not run, and why."""
+    inference: Inference | None = None
 
     @property
     def baselines(self) -> list[str]:
@@ -81,20 +112,18 @@ def read(comparison: Mapping[str, Any]) -> Comparison:
     seen = dict.fromkeys(LOOKS, 0)
     variants = [_variant(plain, seen) for plain in comparison.get("variants") or []]
     command = str(comparison["command"] or "") if "command" in comparison else None
-    left_out = {str(name): str(reason) for name, reason in (comparison.get("left_out") or {}).items()}
-    return Comparison(metric, str(comparison.get("baseline")), variants, facts, command, left_out)
+    inference = None if comparison.get("inference") is None else _inference(comparison["inference"])
+    baseline, left_out = str(comparison.get("baseline")), _texts(comparison.get("left_out"))
+    return Comparison(metric, baseline, variants, facts, command, left_out, inference)
 
 
 def _variant(plain: Mapping[str, Any], seen: dict[str, int]) -> Variant:
-    kind = "base" if plain.get("recipe") is None else "ours"
-    look = f"{kind}-{seen[kind] % LOOKS[kind]}"
-    seen[kind] += 1
     name = str(plain.get("name"))
     return Variant(
         name=name,
         label=str(plain.get("label") or name),
-        recipe=None if plain.get("recipe") is None else str(plain["recipe"]),
-        error=None if plain.get("error") is None else str(plain["error"]),
+        recipe=_text(plain.get("recipe")),
+        error=_text(plain.get("error")),
         score=number(plain.get("test_mean")),
         score_std=number(plain.get("test_std")),
         seconds=number(plain.get("seconds_per_epoch")),
@@ -103,8 +132,47 @@ def _variant(plain: Mapping[str, Any], seen: dict[str, int]) -> Variant:
         times_faster=_numbers(plain.get("times_faster")),
         times_smaller=_numbers(plain.get("times_smaller_peak")),
         curves=[_curve(run) for run in plain.get("runs") or [] if run.get("error") is None and run.get("curve")],
-        look=look,
+        look=_look(plain.get("recipe") is not None, seen),
     )
+
+
+def _inference(plain: Mapping[str, Any]) -> Inference:
+    rows, seen = plain.get("rows") or [], dict.fromkeys(LOOKS, 0)
+    count = next((counted for row in rows if not math.isnan(counted := number(row.get("count")))), math.nan)
+    return Inference(
+        str(plain.get("of") or "nodes"), count, [_form(row, seen) for row in rows], _texts(plain.get("left_out"))
+    )
+
+
+def _form(plain: Mapping[str, Any], seen: dict[str, int]) -> Form:
+    name, ours = str(plain.get("name")), bool(plain.get("ours"))
+    return Form(
+        name=name,
+        label=str(plain.get("label") or name),
+        error=_text(plain.get("error")),
+        ours=ours,
+        score=number(plain.get("test")),
+        seconds=number(plain.get("seconds")),
+        per_second=number(plain.get("per_second")),
+        peak_bytes=number(plain.get("peak_bytes")),
+        file_bytes=number(plain.get("file_bytes")),
+        look=_look(ours, seen),
+    )
+
+
+def _look(ours: bool, seen: dict[str, int]) -> str:
+    """The next colour of this kind."""
+    kind = "ours" if ours else "base"
+    seen[kind] += 1
+    return f"{kind}-{(seen[kind] - 1) % LOOKS[kind]}"
+
+
+def _text(plain: Any) -> str | None:
+    return None if plain is None else str(plain)
+
+
+def _texts(plain: Mapping[str, Any] | None) -> dict[str, str]:
+    return {str(name): str(text) for name, text in (plain or {}).items()}
 
 
 def _numbers(plain: Mapping[str, Any] | None) -> dict[str, float]:

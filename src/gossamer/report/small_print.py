@@ -44,7 +44,14 @@ def command(told: Comparison) -> str:
         return told.command
     recipes, baselines = ([v.name for v in told.variants if v.ours is ours] for ours in (True, False))
     model, settings = told.facts["model"], told.facts["settings"] | {"seeds": told.seeds}
-    return command_line(str(told.facts["dataset"].get("name") or "DATASET"), model, settings, recipes, baselines)
+    return command_line(
+        str(told.facts["dataset"].get("name") or "DATASET"),
+        model,
+        settings,
+        recipes,
+        baselines,
+        told.inference is not None,
+    )
 
 
 def _fact(key: str, value: Any) -> str:

@@ -75,6 +75,13 @@ def size(value: float) -> str:
     return _with(byte_unit, value)
 
 
+def rate(value: float) -> str:
+    """So many in a second: 1.23 M."""
+    names = ("", "k", "M", "G")
+    power = 0 if not value >= 1 else min(len(names) - 1, math.floor(math.log10(value) / 3))
+    return f"{digits(value / 1000.0**power)} {names[power]}".rstrip()
+
+
 def times(ratio: float) -> str:
     """3.4×, 13×, 0.29×."""
     return UNKNOWN if math.isnan(ratio) else f"{digits(ratio, 2)}×"
