@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
-from ..engine.fake_quant.engine import SITES, Quantising, Sites, symmetric_scale, wide_columns
+from ..engine.fake_quant.engine import SITES, Quantising, Sites, sums_first, symmetric_scale, wide_columns
 from ..engine.fake_quant.quantiser import Quantiser
 from ..inference.layout import packed_weights
 from ..inference.program import (
@@ -358,7 +358,7 @@ def _convolve(to: Lowering, node: Node, source: Node, conv: Any) -> Value:
     if engine is None or sites is None:
         return _float_convolve(to, x, conv, lin, root, bias, node.name)
     plan = _weighted(to, plan_of(conv, node), sites["edges"], node)
-    first = lin.weight.size(1) < lin.weight.size(0) or plan.reduce == "max"
+    first = sums_first(lin.weight, root is not None) or plan.reduce == "max"
     inner = to.codes(x, sites["input"], f"{node.name}'s input", plan.src if first else "")
     columns = quantiser_columns(sites["input"])
     rooted = None if root is None else to.product(inner, root.weight, f"{node.name}.root", columns, root.bias)

@@ -5,7 +5,7 @@ site is where a tensor of codes will be written; nothing else is rounded. With X
 
     product      X^ W^ + b
     convolve     multiply first    s_dst A (s_src X^ W^)^ + b + X^ W_r^       message: (s_src h)^, one per node
-                 aggregate first   (s_dst A (s_src X)^)^ W^ + b + X^ W_r^     if there are fewer inputs than outputs
+                 aggregate first   (s_dst A (s_src X)^)^ W^ + b + X^ W_r^     for fewer inputs (see sums_first)
     attend       h = (X^ W^)^, logits from h and rounded attention vectors, weights of edges as inference has them
 
 s are factors of nodes: GCN's 1 / sqrt(d), a mean's 1 / d. As they are not part of the edges, an edge has no value to be
@@ -221,10 +221,6 @@ class FakeQuant(Quantising):
         keep, _ = self.masks(adjacency)
         return self.whole.aggregate(adjacency, self.rounded("input", x, None, keep), bias, add)
 
-    def aggregates_first(self, x: Tensor, out_channels: int, adjacency: Adjacency) -> bool:
-        """By widths alone: the same in training, in evaluation and in the integer engine."""
-        return not adjacency.is_linear or x.size(1) < out_channels
-
     def convolve(
         self, x: Any, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any = None, x_dst: Any = None,
         inside: bool = False,
@@ -238,7 +234,7 @@ class FakeQuant(Quantising):
         self, x: Tensor, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any, x_dst: Tensor | None
     ) -> Tensor:
         keep, keep_dst = self.masks(adjacency)
-        first = self.aggregates_first(x, lin.weight.size(0), adjacency)
+        first = not adjacency.is_linear or sums_first(lin.weight, root is not None)
         row, summed = separated(adjacency)
         summed = with_fixed_point(summed)
         inner = self.rounded("input", x, row if first else None, keep)
@@ -289,6 +285,15 @@ class FakeQuant(Quantising):
             off = exact - p
         p = p + off
         return a.summed(graph, rows.h_src, p, drop)
+
+
+def sums_first(weight: Tensor, with_root: bool) -> bool:
+    """(A x) W^T in place of A (x W^T), by widths alone: the same in training, in evaluation and in the integer engine.
+
+    Beside the product of a root, W may be square: both products are one step then, and nothing between is in float32.
+    """
+    outputs, inputs = weight.shape
+    return inputs < outputs or (with_root and inputs == outputs)
 
 
 def symmetric(weight: Tensor, bits: int) -> Tensor:
