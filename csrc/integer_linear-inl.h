@@ -1,17 +1,6 @@
 // Products of codes with integer weights (ops/integer_linear.py): sum over k of x[i, k] w[o, k] + bias[o], exact in
 // int32, requantised before anything is written. Weights are laid out as in int8_linear-inl.h.
 
-template <typename T>
-struct Wider;
-template <>
-struct Wider<int8_t> {
-  typedef uint16_t Type;
-};
-template <>
-struct Wider<int16_t> {
-  typedef uint32_t Type;
-};
-
 // Rows of codes as groups; groups of four codes of eight bits are read where they are.
 struct CodeRows {
   const IntegerProduct& of;
@@ -42,16 +31,11 @@ struct CodeRows {
     }
     if constexpr (sizeof(Code) == 1) {
       unpack_codes(from, of.in / 2, reinterpret_cast<uint8_t*>(to));
-      if (of.in % 2) to[of.in - 1] = Code(from[of.in / 2] & 15);
-      return;
-    }
-    // a byte to two codes: as one number of twice a code's size
-    typedef typename Wider<Code>::Type Two;
-    constexpr int shift = 8 * sizeof(Code) - 4;
-    constexpr Two mask = Two(15) | Two(15) << (8 * sizeof(Code));
-    for (int64_t k = 0; k < of.in / 2; ++k) {
-      const Two both = Two((Two(from[k]) | Two(from[k]) << shift) & mask);
-      std::memcpy(to + 2 * k, &both, sizeof both);
+    } else {  // a byte to two codes, as one number of twice a code's size
+      for (int64_t k = 0; k < of.in / 2; ++k) {
+        const uint32_t both = (uint32_t(from[k]) | uint32_t(from[k]) << 12) & 0x000f000f;
+        std::memcpy(to + 2 * k, &both, sizeof both);
+      }
     }
     if (of.in % 2) to[of.in - 1] = Code(from[of.in / 2] & 15);
   }
