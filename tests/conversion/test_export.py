@@ -229,6 +229,10 @@ class Two(nn.Module):
         (Weighted, r"is called with edge_weight.*weights of edges from a gs.Graph"),
         (Two, r"must return one tensor.*return the logits alone"),
         (lambda: pyg.GCN(COLUMNS, 8, 2, CLASSES, improved=True), "improved=True, which has no integer form"),
+        (lambda: pyg.GIN(COLUMNS, 8, 2, CLASSES, aggr="max"), r"convs.0 \(GINConv\) has aggr='max', which has no"),
+        (lambda: pyg.GraphSAGE(COLUMNS, 8, 2, CLASSES, aggr="std"), "has aggr='std', which has no integer form"),
+        (lambda: pyg.GraphSAGE(COLUMNS, 8, 2, CLASSES, normalize=True), "has normalize=True, which has no"),
+        (lambda: pyg.GCN(COLUMNS, 8, 2, CLASSES, flow="target_to_source"), "has flow='target_to_source'"),
         (lambda: pyg.GCN(COLUMNS, 8, 2, CLASSES, jk="lstm"), "jumping knowledge by 'lstm' has no integer form"),
         (lambda: pyg.GAT(COLUMNS, 8, 2, CLASSES, heads=2, residual=True), "a residual"),
         (
@@ -236,7 +240,20 @@ class Two(nn.Module):
             "a Softplus, which has no",
         ),
     ],
-    ids=["branch", "function", "weights", "two results", "improved", "lstm", "residual", "softplus"],
+    ids=[
+        "branch",
+        "function",
+        "weights",
+        "two results",
+        "improved",
+        "GIN's maximum",
+        "deviation",
+        "normalize",
+        "flow",
+        "lstm",
+        "residual",
+        "softplus",
+    ],
 )
 def test_what_cannot_be_captured_is_named(model, message, tmp_path):
     model, args = model().eval(), inputs()
@@ -244,6 +261,29 @@ def test_what_cannot_be_captured_is_named(model, message, tmp_path):
     with pytest.raises(gs.CannotCapture, match=message):
         gs.calibrate(model, args)
     assert not (tmp_path / "m").exists()
+
+
+def test_names_of_modules_are_never_those_of_factors(tmp_path):
+    class Short(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f0, self.f1, self.f2 = pyg.GCNConv(COLUMNS, 16), nn.Linear(16, 16), nn.Linear(16, CLASSES)
+
+        def forward(self, x, edge_index):
+            return self.f2(torch.relu(self.f1(torch.relu(self.f0(x, edge_index)))))
+
+    model, args = Short().eval(), inputs()
+    gs.calibrate(model, args, skip=("f1",))
+    gs.export(model, tmp_path / "m")
+    assert_agrees(gs.load(tmp_path / "m"), model, args)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_gcn_in_float32_computes_what_the_model_does(normalize, tmp_path):
+    model, args = pyg.GCN(COLUMNS, 16, 2, CLASSES, normalize=normalize).eval(), inputs()
+    gs.calibrate(model, args, skip=("convs.0",))
+    gs.export(model, tmp_path / "m")
+    assert_agrees(gs.load(tmp_path / "m"), model, args)
 
 
 def test_an_interrupted_export_leaves_the_old_file(tmp_path, monkeypatch):

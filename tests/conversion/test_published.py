@@ -177,8 +177,8 @@ def test_what_cannot_be_exported_is_named(tmp_path):
             edge_index,
             r"with plan='fused'.*got GATConv with plan='published'.*train it",
         ),
-        (nn.ModuleList([gin])[0], weighted, r"without weights.*got aggr='add', and weights\); train it so"),
-        (by_max, edge_index, r"without weights.*got aggr='max'\); train it so"),
+        (nn.ModuleList([gin])[0], weighted, r"without weights.*got weights\); train it so"),
+        (by_max, edge_index, "has aggr='max', which has no integer form"),
         (pyg.SAGEConv(COLUMNS, CLASSES, aggr="max"), weighted, "maxima by weights of edges, which has no integer form"),
     ):
         model = trained(model, (x, given))

@@ -11,6 +11,7 @@ import typer
 from ..conversion import calibrate
 from ..conversion import export as write_model
 from ..datasets import GraphList
+from ..training.data import graph_split
 from ..training.rebuild import rebuild
 from .errors import told_plainly
 
@@ -30,7 +31,8 @@ def export(
     """Write a trained model in integers, for `gossamer predict`, `gossamer serve` and gs.load."""
     with told_plainly():
         found = rebuild(run)
-        example = example_of(found.data)
+        graphs = isinstance(found.data, GraphList)
+        example = example_of(found.data, graph_split(found.settings.get("split")) if graphs else 0)
         report = None
         if found.recipe is None or found.recipe.training is None:
             names = tuple(name.strip() for name in skip.split(",") if name.strip())
@@ -47,13 +49,13 @@ def export(
         print(exported)
 
 
-def example_of(data: Any) -> tuple[Any, ...]:
-    """What a model of this dataset is called with: the graph, or some graphs of a list as one batch."""
+def example_of(data: Any, split: int = 0) -> tuple[Any, ...]:
+    """What a model of this dataset is called with: the graph, or some training graphs of a list as one batch."""
     if not isinstance(data, GraphList):
         return data.x, data.edge_index
     from torch_geometric.data import Batch
 
-    train, _, _ = data.split(0)
+    train, _, _ = data.split(split)
     some = train[:: max(1, len(train) // CALIBRATION_GRAPHS)][:CALIBRATION_GRAPHS]
     joined = Batch.from_data_list([data[int(i)] for i in some])
     return joined.x, joined.edge_index, joined.batch

@@ -148,6 +148,9 @@ class _Reader:
                 f"{name} ({type(module).__name__}) is called with {extra[0].name or extra[0].kind}{line}; the engine "
                 "takes weights of edges from a gs.Graph, and no features of edges"
             )
+        unknown = _without_integer_form(module)
+        if unknown:
+            raise CannotCapture(f"{name} ({type(module).__name__}) has {unknown}, which has no integer form{line}")
         if isinstance(module, pyg.GINConv):
             summed = Node("gin", (x,), module, name, line=line)
             return Node("updated", (self.of_network(module.nn, summed, line),), module, name, line=line)
@@ -314,6 +317,17 @@ class _PoolLeaf(nn.Module):
 
     def forward(self, x: Tensor, index: Any = None) -> Tensor:
         raise AssertionError("it is traced, not run")
+
+
+def _without_integer_form(conv: Any) -> str:
+    """A setting of a convolution that the engine does not have; empty if there is none."""
+    sums = ("mean", "add", "sum", "max") if isinstance(conv, (pyg.SAGEConv, pyg.GraphConv)) else ("add", "sum")
+    if conv.aggr not in sums:
+        return f"aggr={conv.aggr!r}"
+    if conv.flow != "source_to_target":
+        return f"flow={conv.flow!r}"
+    flags = ("improved",) if isinstance(conv, pyg.GCNConv) else ("project", "normalize")
+    return next((f"{flag}=True" for flag in flags if getattr(conv, flag, False)), "")
 
 
 def _is_pool(value: Any) -> bool:

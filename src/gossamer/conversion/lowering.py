@@ -128,7 +128,7 @@ class Lowering:
         """A vector of the file; one number where all are equal."""
         flat = vector.to(torch.float32)
         flat = flat[:1] if bool((flat == flat[0]).all()) else flat
-        name = f"f{sum(key.startswith('f') for key in self.tensors)}"
+        name = f".{sum(key.startswith('.') for key in self.tensors)}"  # as no module can be called
         for known, tensor in self.tensors.items():
             if tensor.shape == flat.shape and tensor.dtype == flat.dtype and torch.equal(tensor, flat):
                 return known
@@ -421,8 +421,6 @@ def parts_of(node: Node, conv: Any) -> tuple[Any, Any, Tensor | None]:
     if isinstance(conv, pyg.GCNConv):
         return conv.lin, None, conv.bias
     if isinstance(conv, pyg.SAGEConv):
-        if conv.project or conv.normalize:
-            raise CannotCapture(f"{node.name} has project or normalize, which have no integer form{node.line}")
         return conv.lin_l, conv.lin_r if conv.root_weight else None, conv.lin_l.bias
     if isinstance(conv, pyg.GraphConv):
         return conv.lin_rel, conv.lin_root, conv.lin_rel.bias
@@ -432,8 +430,6 @@ def parts_of(node: Node, conv: Any) -> tuple[Any, Any, Tensor | None]:
 def plan_of(conv: Any, node: Node) -> Plan:
     """Along unweighted edges."""
     if isinstance(conv, pyg.GCNConv):
-        if conv.improved:
-            raise CannotCapture(f"{node.name} has improved=True, which has no integer form{node.line}")
         if not conv.normalize:
             return Plan()
         loops = bool(conv.add_self_loops)
@@ -448,7 +444,7 @@ def plan_of(conv: Any, node: Node) -> Plan:
 def _float_convolve(to: Lowering, x: Value, conv: Any, lin: Any, root: Any, bias: Tensor | None, name: str) -> Value:
     """A convolution that stays in float32."""
     given, kind, numbers = to.floats(x), "sum", {}
-    if isinstance(conv, pyg.GCNConv):
+    if isinstance(conv, pyg.GCNConv) and conv.normalize:
         kind, numbers = "gcn", {"loops": float(conv.add_self_loops)}
     elif isinstance(conv, pyg.GINConv):
         numbers = {"own": 1.0 + float(conv.eps.detach())}

@@ -140,10 +140,9 @@ def _gin(to: Lowering, node: Node) -> Value:
     if sites is None:
         return FUSED["gin"](to, node)
     to.convolutions += 1
-    if sites["norm"].is_ready or str(node.module.aggr) not in ("add", "sum"):
+    if sites["norm"].is_ready:
         raise CannotCapture(
-            f"{node.name} must sum over edges without weights to be exported (got aggr={node.module.aggr!r}"
-            f"{', and weights' if sites['norm'].is_ready else ''}){node.line}; train it so"
+            f"{node.name} must sum over edges without weights to be exported (got weights){node.line}; train it so"
         )
     x = to.floats(to.value(node.inputs[0]))
     message = to.codes(x, sites["message"], f"{node.name}'s messages")
