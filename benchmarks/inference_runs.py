@@ -209,8 +209,8 @@ def one_node(variant: str, dataset: str, folder: str, count: int, threads: int) 
             return model(x, sample.blocks(graph))
         hops: dict[str, Any] = {}
         if variant == "PyG trimmed":
-            hops = {"num_sampled_nodes_per_hop": sample.num_sampled_nodes,
-                    "num_sampled_edges_per_hop": sample.num_sampled_edges}  # fmt: skip
+            hops = {"num_sampled_nodes_per_hop": sample.nodes_per_hop,
+                    "num_sampled_edges_per_hop": sample.edges_per_hop}  # fmt: skip
         return model(x, sample.edge_index, **hops)[:1]
 
     nodes = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(1))[: count + 20]

@@ -7,7 +7,7 @@ import torch
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer.inference import Engine, Program
+from gossamer.inference import BadProgram, Engine, Program
 from gossamer.ops import OPS
 from support.compare import on_baseline, same_bits
 from support.graphs import graph
@@ -174,3 +174,18 @@ def test_memory_of_a_call_is_that_of_codes(engines):
 
     engine = Engine(*lower(model, capture(model)))
     assert not any(r.columns == 256 and not r.is_codes for r in engine._registers.values())
+
+
+def test_rows_of_a_program_must_fit_each_other():
+    """A file may say what no lowering writes: factors of nodes for rows of graphs."""
+    tensors = {"w": torch.ones(4, COLUMNS, dtype=torch.int8), "m": torch.ones(1)}
+    steps = [
+        {"op": "pool", "out": "p", "x": "x", "reduce": "mean", "result": {"mult": "m"}},
+        {"op": "quantise", "out": "q", "x": "p", "result": {"mult": "m", "bits": 8}},
+        {"op": "linear", "out": "y", "x": "q", "weight": "w", "result": {"mult": "m", "row": "mean"}},
+    ]
+    plain = {"columns": COLUMNS, "graph_level": True, "convolutions": 0, "output": "y", "steps": steps}
+    engine = Engine(Program.from_plain(plain), tensors)
+    g = graph("power law")
+    with pytest.raises(BadProgram, match="rows of what is added to it"):
+        engine(rand(400, COLUMNS), g, torch.arange(400) % 7)

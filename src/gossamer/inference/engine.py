@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import ops
 from ..graph import Graph
+from ..ops._checks import csr
 from ..ops.encode_codes import EncodedRows
 from ..ops.integer_linear import IntegerProduct
 from ..ops.integer_sum import MOST_EDGES
@@ -69,9 +70,11 @@ class Finish:
 
     def of(self, call: Call, rows: int, count: int | None = None) -> Requantize:
         """With the factors of the graph that has so many sources; `count`: the rows of the result, if fewer."""
-        result = self.result
+        result, made = self.result, rows if count is None else count
         add = None if result.add is None else call.values[result.add][:count]
         row = call.graphs.factors(result.row, rows)
+        if (row is not None and row.size(0) != made) or (add is not None and add.size(0) != made):
+            raise BadProgram(f"the result of a step must have the rows of what is added to it ({made})")
         return Requantize(row, self.shift, add, result.slope, result.zero, result.bits)
 
 
@@ -140,7 +143,7 @@ class Engine:
         if isinstance(x, Tensor):
             if not (x.is_floating_point() or x.dtype in (torch.int64, torch.int32, torch.uint8, torch.bool)):
                 raise TypeError(f"`x` must hold numbers (got {x.dtype}); convert it with `.float()`")
-            x = x.detach().to(torch.float32).contiguous()
+            x = x.detach().to("cpu", torch.float32).resolve_neg().contiguous()
         return x
 
     # Steps ------------------------------------------------------------------------------------------------------
@@ -200,7 +203,7 @@ def _quantise(engine: Engine, step: Quantise) -> tuple[Run, Register]:
         rows = x.shape[0]
         to = finish.of(call, rows)
         if isinstance(x, Tensor):
-            return finite(ops.quantize_affine(x, finish.mult, to), step.x)
+            return finite(ops.quantize_affine.trusted(x, finish.mult, to), step.x)
         parts = []
         for first in range(0, rows, ROWS_AT_A_TIME):
             last = min(first + ROWS_AT_A_TIME, rows)
@@ -232,7 +235,7 @@ def _linear(engine: Engine, step: Linear) -> tuple[Run, Register]:
         def run(call: Call) -> Tensor:
             x = call.values[step.x]
             to = finish.of(call, x.size(0))
-            return ops.integer_linear(IntegerProduct(x, inputs.bits, weight, bias, finish.mult), to)
+            return ops.integer_linear.trusted(IntegerProduct(x, inputs.bits, weight, bias, finish.mult), to)
 
         return run, register
     others = engine.codes(second_name)
@@ -245,7 +248,8 @@ def _linear(engine: Engine, step: Linear) -> tuple[Run, Register]:
         rows = min(x.size(0), second.size(0))  # the destinations of a block are its first sources
         to = finish.of(call, rows)
         first = IntegerProduct(x[:rows], inputs.bits, weight, bias, finish.mult)
-        return ops.integer_linear_two(first, IntegerProduct(second[:rows], others.bits, other, other_bias, mult), to)
+        again = IntegerProduct(second[:rows], others.bits, other, other_bias, mult)
+        return ops.integer_linear_two.trusted(first, again, to)
 
     return run_two, register
 
@@ -267,15 +271,18 @@ def _sum(engine: Engine, step: Sum) -> tuple[Run, Register]:
         if graph.value is not None:
             raise ValueError("`graph` must have no weights, as those that the model was trained on; leave them out")
         _check_degree(graph)
+        csr(graph.rowptr, graph.col, rows)
+        if graph.num_dst > rows:
+            raise BadProgram(f"a sum over {graph.num_dst} nodes reads {rows} rows")
         to = finish.of(call, rows, graph.num_dst)
         arguments = (x, inputs.bits, inputs.zero, step.neighbours, step.own, finish.mult)
-        return ops.integer_sum(graph.rowptr, graph.col, *arguments, to)
+        return ops.integer_sum.trusted(graph.rowptr, graph.col, *arguments, to)
 
     return run, register
 
 
 def _check_degree(graph: Graph) -> None:
-    if graph.max_degree >= MOST_EDGES:
+    if graph.num_edges >= MOST_EDGES and graph.max_degree >= MOST_EDGES:
         raise ValueError(f"`graph` must have fewer than {MOST_EDGES} edges into a node (got {graph.max_degree})")
 
 
@@ -398,7 +405,7 @@ def _convert(engine: Engine, step: Convert) -> tuple[Run, Register]:
 
     def run(call: Call) -> Tensor:
         x = call.values[step.x]
-        return ops.requantize(x, inputs.bits, inputs.zero, finish.mult, finish.of(call, x.size(0)))
+        return ops.requantize.trusted(x, inputs.bits, inputs.zero, finish.mult, finish.of(call, x.size(0)))
 
     return run, register
 

@@ -48,6 +48,11 @@ class Op:
             out = self.overload(*flat, **named)
         return out if result is None or type(out) is result else result(*out)
 
+    def trusted(self, *args: Any) -> Any:
+        """For plain CPU tensors that the caller has checked: the kernel alone, where there is one and nobody listens."""
+        run = _unchecked.get(self.name)
+        return self(*args) if run is None or torch.compiler.is_compiling() or _is_in_mode() else run(*args)
+
     def flatten(self, *args: Any) -> tuple[Any, ...]:
         """The arguments as PyTorch sees them."""
         return tuple(self.signature.flatten(args))
@@ -123,6 +128,8 @@ IMPLEMENTED: dict[str, set[str]] = {}
 """Names of the ops that have a kernel of their own, by device."""
 _kernels: dict[str, Callable[..., Any]] = {}
 """Those for the CPU, with their checks."""
+_unchecked: dict[str, Callable[..., Any]] = {}
+"""The same without."""
 
 
 def define(
@@ -162,7 +169,7 @@ def implement(op: Op, device: str, function: Callable[..., Any]) -> None:
     run = _checked(op.signature, op._check, function)
     _library.impl(op.name, run, device.upper())
     if device == "cpu":
-        _kernels[op.name] = run
+        _kernels[op.name], _unchecked[op.name] = run, function
     IMPLEMENTED.setdefault(device, set()).add(op.name)
 
 
