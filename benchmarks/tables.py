@@ -11,6 +11,7 @@ from typing import Any
 
 import activation_tables
 import feature_tables
+import inference_tables
 import int8_tables
 import rsc_tables
 from harness import RESULTS, ROOT
@@ -50,7 +51,9 @@ def describe(content: dict[str, Any]) -> str:
     )
 
 
-MADE = activation_tables.TABLES | feature_tables.TABLES | int8_tables.TABLES | rsc_tables.TABLES
+MADE = (
+    activation_tables.TABLES | feature_tables.TABLES | inference_tables.TABLES | int8_tables.TABLES | rsc_tables.TABLES
+)
 
 
 def table(name: str) -> str:
@@ -213,4 +216,5 @@ if __name__ == "__main__":
             plot(json.loads(results.read_text()), results.with_suffix(".png"))
     activation_tables.curve_plot(Results(), ROOT / "docs" / "activations-curve.png")
     feature_tables.plots(Results(), ROOT / "docs")
+    inference_tables.plots(Results(), ROOT / "docs")
     rsc_tables.plots(Results(), ROOT / "docs")

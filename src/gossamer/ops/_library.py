@@ -49,7 +49,7 @@ class Op:
         return out if result is None or type(out) is result else result(*out)
 
     def trusted(self, *args: Any) -> Any:
-        """For plain CPU tensors that the caller has checked: the kernel alone, where there is one and nobody listens."""
+        """For plain CPU tensors that the caller has checked: the kernel alone, unless something listens."""
         run = _unchecked.get(self.name)
         return self(*args) if run is None or torch.compiler.is_compiling() or _is_in_mode() else run(*args)
 
