@@ -15,6 +15,7 @@ NAMES = {
     "int4": "**engine, 4 bits**",
 }  # fmt: skip
 MODELS = {"gcn": "GCN", "gin": "GIN", "gat": "GAT"}
+SUMMARY = ("pyg-edge-index", "pyg-csr", "int8")
 VARIANTS = ("calibrate 8", "DQ8", "QAT8", "DQ4", "QAT4")
 METRICS = {"mae": "MAE"}
 PUBLISHED = {
@@ -53,6 +54,23 @@ def models_table(results: Results) -> str:
     g = content["graph"]
     graph = f"Graph `{g['name']}` with {g['nodes']:,} nodes and {g['edges']:,} edges, {g['features']} features"
     return f"{table(heads, rows, 2)}\n\n{graph}; best of {content['repeat']}. {where(content)}"
+
+
+def summary_table(results: Results) -> str:
+    """One row per model: the engine in eight bits against PyG."""
+    content, rows = results["inference-models"], []
+    for row in content["results"]:
+        variants, files = row["variants"], row["files"]
+        times = [f"{1e3 * variants[name]['seconds']:,.0f}" if name in variants else "–" for name in SUMMARY]
+        faster, smaller = (against(variants, "int8", key) for key in ("seconds", "peak_bytes"))
+        rows.append([row["model"], *times, faster, smaller, f"{files['float32'] / files['int8']:.1f}x"])
+    heads = ["model", "PyG `edge_index`, ms", "PyG CSR, ms", "engine, 8 bits, ms", "faster than"]
+    heads += ["its peak is smaller than", "model file is smaller"]
+    g = content["graph"]
+    told = (
+        f"Evaluation on `{g['name']}` with {g['nodes']:,} nodes and {g['edges']:,} edges, best of {content['repeat']};"
+    )
+    return f"{table(heads, rows)}\n\n{told} {where(content)}"
 
 
 def calls_table(results: Results) -> str:
@@ -145,6 +163,7 @@ def published_table(results: Results) -> str:
 
 TABLES: dict[str, Callable[[Results], str]] = {
     "inference-models": models_table,
+    "inference-summary": summary_table,
     "inference-calls": calls_table,
     "inference-serve": serve_table,
     "degree-quant-accuracy": accuracy_table,

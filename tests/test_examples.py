@@ -35,6 +35,13 @@ def test_any_model() -> None:
     assert found is not None and float(found[1]) > 0.8
 
 
+def test_integers() -> None:
+    text = run("integers.py")
+    assert "SQNR" in text and "Engine(4 bits" in text
+    scores = [float(found) for found in re.findall(r"test accuracy (0\.\d+)", text)]
+    assert len(scores) == 3 and min(scores) > 0.8
+
+
 def test_eight_bits() -> None:
     text = run("eight_bits.py")
     assert "Int8(" in text and "float32: it feeds the loss" in text

@@ -32,6 +32,7 @@ def test_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     [
         ("activations.md", "times less"),
         ("features.md", "smaller than float32"),
+        ("inference.md", "Engine(8 bits"),
         ("int8.md", "convs.1: int8"),
         ("rsc.md", "work kept"),
     ],

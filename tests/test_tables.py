@@ -189,3 +189,38 @@ def test_features(tables: ModuleType) -> None:
     sampled |= {"gossamer": speed | {"edges_per_second": 3e6}, "dgl": dgl, "ratio_edges_per_second": 1.5}
     text = feature_tables.sampling_table({"sampling": sampled})
     assert "| DGL 1, a | 2.0 | 10.0 |" in text and "DGL 1, b" not in text and "1.5 times as many" in text
+
+
+def inferred(**variants: tuple[float, float]) -> dict[str, Any]:
+    made = {name: {"seconds": seconds, "peak_bytes": peak} for name, (seconds, peak) in variants.items()}
+    return {"case": "gcn", "model": "GCN", "variants": made, "files": {"float32": 4000, "int8": 1000}}
+
+
+def test_integer_inference() -> None:
+    """Ratios are against PyG alone; what was measured of the engine counts where a variant has one."""
+    import inference_tables
+
+    row = inferred(**{"pyg-edge-index": (4.0, 8e6), "pyg-csr": (1.0, 2e6), "int8": (0.1, 1e6)})
+    graph = {"name": "made-up", "nodes": 10, "edges": 20, "features": 3}
+    content = {"machine": MACHINE, "graph": graph, "repeat": 5, "results": [row]}
+    text = inference_tables.models_table({"inference-models": content})
+    assert "PyG `edge_index` **40.0x**, PyG CSR **10.0x**" in text and "1 kB (4.0x smaller)" in text
+    assert "4,000 | 1,000 | 100 |" in inference_tables.summary_table({"inference-models": content})
+
+    def run(variant: str, tests: list[float | None], engines: list[float | None]) -> dict[str, Any]:
+        known = [value for value in tests if value is not None]
+        mean = sum(known) / len(known) if known else None
+        engine = None if None in engines or not engines else sum(e for e in engines if e is not None) / len(engines)
+        facts = {"set": "cora", "model": "gin", "variant": variant, "metric": "accuracy", "runs": [*range(len(tests))]}
+        facts |= {"tests": tests, "engines": engines, "test_mean": mean, "test_std": 0.5}
+        return facts | {"engine_mean": engine, "engine_std": 0.25}
+
+    runs = [run("float32", [80.0, 82.0], [None, None]), run("DQ8", [79.0, 80.0], [79.5, 80.5])]
+    runs.append(run("QAT4", [None, None], [None, None]))
+    results = {"degree-quant-accuracy": {"machine": MACHINE, "results": runs}}
+    text = inference_tables.accuracy_table(results)
+    assert "| cora, GIN | 81.00 ± 0.50 | – | 80.00 ± 0.25 | – | – | diverged | 2 |" in text
+    assert inference_tables.paired_scores(runs[0], runs[1]) == (-1.0, 0.5)
+    assert inference_tables.paired_scores(runs[0], runs[2]) is None
+    text = inference_tables.published_table(results)
+    assert "| cora, GIN | ours | 81.0 ± 0.5 |" in text and "| published | 77.9 | 75.6 |" in text
