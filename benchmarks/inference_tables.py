@@ -16,6 +16,8 @@ NAMES = {
 }  # fmt: skip
 MODELS = {"gcn": "GCN", "gin": "GIN", "gat": "GAT"}
 SUMMARY = ("pyg-edge-index", "pyg-csr", "int8")
+LOWEST = -12.0
+"""Percentage points at which the plot ends."""
 VARIANTS = ("calibrate 8", "DQ8", "QAT8", "DQ4", "QAT4")
 METRICS = {"mae": "MAE"}
 PUBLISHED = {
@@ -188,13 +190,17 @@ def plots(results: Results, folder: Path) -> None:
             difference = None if variant not in runs else paired_scores(runs["float32"], runs[variant])
             if difference is not None:
                 at = k + 0.3 - 0.15 * j
-                axes.errorbar(difference[0], at, xerr=difference[1], color=shades[variant], marker="o", capsize=2,
-                              markersize=5, label=labels[variant] if k == 0 else None)  # fmt: skip
+                shown = max(difference[0], LOWEST)
+                axes.errorbar(shown, at, xerr=difference[1], color=shades[variant], marker="o", capsize=2, markersize=5)
+                if shown > difference[0]:
+                    axes.text(shown + 0.3, at, f"{difference[0]:.0f}", va="center", fontsize=8, color="#525252")
+    for variant, shade in shades.items():
+        axes.plot([], [], color=shade, marker="o", markersize=5, label=labels[variant])
     axes.axvline(0, color="#737373", linewidth=1)
     axes.set_yticks(range(len(jobs)), [f"{name}, {MODELS[model]}" for name, model in reversed(jobs)], fontsize=9)
     axes.set_xlabel("test accuracy of the integer engine, minus float32, percentage points")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="lower left")
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     figure.savefig(folder / "degree-quant-accuracy.png", dpi=130)
     plt.close(figure)

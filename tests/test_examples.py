@@ -64,6 +64,7 @@ def test_every_example_is_tested() -> None:
     assert found == {
         "any_model.py",
         "eight_bits.py",
+        "integers.py",
         "mini_batches.py",
         "own_model.py",
         "train.py",

@@ -16,7 +16,10 @@ README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else 
 pytestmark = pytest.mark.skipif(not README, reason="needs the source tree")
 
 
-def test_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     load = gs.datasets.load
     smaller = {"arxiv-like": {"scale": 0.01}}  # the same graph, smaller
     monkeypatch.setattr(gs.datasets, "load", lambda name: load(name, **smaller.get(name, {})))
