@@ -189,3 +189,16 @@ def test_rows_of_a_program_must_fit_each_other():
     g = graph("power law")
     with pytest.raises(BadProgram, match="rows of what is added to it"):
         engine(rand(400, COLUMNS), g, torch.arange(400) % 7)
+
+
+@pytest.mark.parametrize("op", ["sum", "convert"])
+def test_a_result_is_not_wider_than_what_it_is_made_from(op):
+    """Of 140 columns, codes of four bits fill more columns than those of eight: kernels would read beyond the rows."""
+    steps = [
+        {"op": "quantise", "out": "q", "x": "x", "result": {"mult": "m", "bits": 8}},
+        {"op": op, "out": "s", "x": "q", "result": {"mult": "m", "bits": 4}},
+        {"op": "convert", "out": "y", "x": "s", "result": {"mult": "m"}},
+    ]
+    plain = {"columns": 140, "graph_level": False, "convolutions": 1, "output": "y", "steps": steps}
+    with pytest.raises(BadProgram, match="256 stored columns, what it is made from 192; export"):
+        Engine(Program.from_plain(plain), {"m": torch.ones(1)})

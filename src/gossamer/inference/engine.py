@@ -74,7 +74,9 @@ class Finish:
         add = None if result.add is None else call.values[result.add][:count]
         row = call.graphs.factors(result.row, rows)
         if (row is not None and row.size(0) != made) or (add is not None and add.size(0) != made):
-            raise BadProgram(f"the result of a step must have the rows of what is added to it ({made})")
+            raise BadProgram(
+                f"the result of a step must have the rows of what is added to it ({made}); export the model again"
+            )
         return Requantize(row, self.shift, add, result.slope, result.zero, result.bits)
 
 
@@ -261,6 +263,7 @@ def _sum(engine: Engine, step: Sum) -> tuple[Run, Register]:
     if step.reduce not in ("sum", "mean") or step.norm not in ("", "gcn", "bare"):
         raise BadProgram(f"there is no sum by {step.reduce!r} with the norm {step.norm!r}")
     finish, register = engine.finish(step, inputs.columns)
+    _check_stored(register, inputs, step.out)
     if step.edges is not None:
         return _weighted(step, inputs, finish, engine.tensor(step.edges)), register
 
@@ -273,12 +276,21 @@ def _sum(engine: Engine, step: Sum) -> tuple[Run, Register]:
         _check_degree(graph)
         csr(graph.rowptr, graph.col, rows)
         if graph.num_dst > rows:
-            raise BadProgram(f"a sum over {graph.num_dst} nodes reads {rows} rows")
+            raise BadProgram(f"a sum over {graph.num_dst} nodes reads {rows} rows; export the model again")
         to = finish.of(call, rows, graph.num_dst)
         arguments = (x, inputs.bits, inputs.zero, step.neighbours, step.own, finish.mult)
         return ops.integer_sum.trusted(graph.rowptr, graph.col, *arguments, to)
 
     return run, register
+
+
+def _check_stored(register: Register, inputs: Register, name: str) -> None:
+    """Column by column, a result cannot have more stored columns than what it is made from."""
+    if register.stored > inputs.stored:
+        raise BadProgram(
+            f"the result {name!r} has {register.stored} stored columns, what it is made from {inputs.stored}; export "
+            "the model again"
+        )
 
 
 def _check_degree(graph: Graph) -> None:
@@ -402,6 +414,7 @@ def _pool(engine: Engine, step: Pool) -> tuple[Run, Register]:
 def _convert(engine: Engine, step: Convert) -> tuple[Run, Register]:
     inputs = engine.codes(step.x)
     finish, register = engine.finish(step, inputs.columns)
+    _check_stored(register, inputs, step.out)
 
     def run(call: Call) -> Tensor:
         x = call.values[step.x]
