@@ -79,6 +79,15 @@ void define_graph(nb::module_& m) {
         transpose_csr(csr(rowptr, col, num_dst), num_src, at<int64_t>(t_rowptr), at<int32_t>(t_col),
                       at<int64_t>(t_perm), threads);
       });
+  def(m, "count_loops", [](Address rowptr, Address col, int64_t n, Address loops, int threads) {
+    count_loops(csr(rowptr, col, n), at<int64_t>(loops), threads);
+  });
+  def(m, "split_loops",
+      [](Address rowptr, Address col, int64_t n, Address value, Address kept_rowptr, Address kept_col,
+         Address kept_value, Address diagonal, int threads) {
+        split_loops(csr(rowptr, col, n), at<float>(value), at<int64_t>(kept_rowptr), at<int32_t>(kept_col),
+                    at<float>(kept_value), at<float>(diagonal), threads);
+      });
   def(m, "nonzero_rows", [](Address x, int64_t rows, int64_t cols, Address keep, int threads) {
     nonzero_rows(at<float>(x), rows, cols, at<uint8_t>(keep), threads);
   });

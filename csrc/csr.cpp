@@ -99,6 +99,36 @@ void transpose_csr(Csr a, int64_t num_src, int64_t* t_rowptr, int32_t* t_col, in
       });
 }
 
+void count_loops(Csr a, int64_t* loops, int threads) {
+  parallel_rows(a.rowptr, a.num_dst, 1, threads, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      int64_t count = 0;
+      for (int64_t e = a.rowptr[i]; e < a.rowptr[i + 1]; ++e) count += a.col[e] == i;
+      loops[i] = count;
+    }
+  });
+}
+
+// The edges that are no loops go to kept_rowptr[i] on, in their order; diagonal_i adds up the others in theirs.
+void split_loops(Csr a, const float* value, const int64_t* kept_rowptr, int32_t* kept_col, float* kept_value,
+                 float* diagonal, int threads) {
+  parallel_rows(a.rowptr, a.num_dst, 1, threads, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      int64_t to = kept_rowptr[i];
+      float sum = 0;
+      for (int64_t e = a.rowptr[i]; e < a.rowptr[i + 1]; ++e) {
+        if (a.col[e] == i) {
+          sum += value ? value[e] : 1.0f;
+          continue;
+        }
+        if (value) kept_value[to] = value[e];
+        kept_col[to++] = a.col[e];
+      }
+      diagonal[i] = sum;
+    }
+  });
+}
+
 // Ascending from 0 to nnz, or the first row where it is not.
 int64_t check_rowptr(const int64_t* rowptr, int64_t num_dst, int64_t nnz) {
   if (rowptr[0] != 0) return 0;

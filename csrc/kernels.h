@@ -157,10 +157,13 @@ const Kernels& kernels();
 bool use_kernels(const char* name);      // false: unknown, not built, or not supported by this processor
 const char* const* available_kernels();  // null-terminated, slowest first
 
-// csr.cpp: no SIMD, hence one build. Each returns the first offending position, or -1.
+// csr.cpp: no SIMD, hence one build. Those that check return the first offending position, or -1.
 int64_t coo_to_csr(const void* dst, const void* src, int index_bytes, int64_t nnz, int64_t num_dst, int64_t num_src,
                    int64_t* rowptr, int32_t* col, int64_t* perm, int threads);
 void transpose_csr(Csr, int64_t num_src, int64_t* t_rowptr, int32_t* t_col, int64_t* t_perm, int threads);
+void count_loops(Csr, int64_t* loops, int threads);
+void split_loops(Csr, const float* value, const int64_t* kept_rowptr, int32_t* kept_col, float* kept_value,
+                 float* diagonal, int threads);
 int64_t check_rowptr(const int64_t* rowptr, int64_t num_dst, int64_t nnz);
 int64_t check_ids(const void* ids, int index_bytes, int64_t count, int64_t limit, int threads);
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gossamer import Graph, ops
-from gossamer.graph import build
 from gossamer.graph.normalise import as_edges, gcn_parts
 
 NODES = 40
@@ -73,10 +72,8 @@ def test_without_self_loops(pyg, edge_index, weights):
 
 @each_graph
 @each_weight
-@pytest.mark.parametrize("rows", [3, 2**15])
-def test_split_self_loops(pyg, edge_index, weights, rows, monkeypatch):
-    """The other edges in their order, and a vector that puts the matrix together again, whatever rows are together."""
-    monkeypatch.setattr(build, "ROWS_AT_A_TIME", rows)
+def test_split_self_loops(pyg, edge_index, weights):
+    """The other edges in their order, and a vector that puts the matrix together again."""
     weight = weights(edge_index.size(1))
     whole = Graph.from_edge_index(edge_index, NODES, weight)
     graph, diagonal = whole.split_self_loops()

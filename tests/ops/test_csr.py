@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from gossamer.ops import OPS, coo_to_csr, transpose_csr
+from gossamer.ops import OPS, coo_to_csr, count_loops, split_loops, transpose_csr
 from gossamer.ops.csr import MAX_NODES, row_of_edge
 from support import graphs
 from support.compare import same
@@ -25,6 +25,26 @@ def test_transpose_equals_the_reference(name, threads):
     graph = graphs.graph(name)
     args = (graph.rowptr, graph.col, graph.num_src)
     assert same(transpose_csr(*args), OPS["transpose_csr"].reference(*args))
+
+
+def with_loops(name):
+    """The structure of a square graph, in which nodes have none, one or several loops."""
+    graph = graphs.graph(name)
+    n = min(graph.num_src, graph.num_dst)
+    edges = graph.edge_index[:, (graph.edge_index < n).all(0)]
+    loops = torch.arange(n)[:: max(1, n // 50)]
+    edges = torch.cat([edges, loops.expand(2, -1), loops[::2].expand(2, -1)], dim=1)
+    rowptr, col, _ = coo_to_csr(edges[1], edges[0], n, n)
+    return rowptr, col
+
+
+@pytest.mark.parametrize("name", graphs.GRAPHS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_splitting_loops_equals_the_reference(name, weighted, threads):
+    rowptr, col = with_loops(name)
+    value = torch.randn(col.numel(), generator=torch.Generator().manual_seed(0)) if weighted else None
+    assert torch.equal(count_loops(rowptr, col), OPS["count_loops"].reference(rowptr, col))
+    assert same(split_loops(rowptr, col, value), OPS["split_loops"].reference(rowptr, col, value))
 
 
 def test_edges_of_a_node_keep_their_order():
@@ -62,6 +82,10 @@ def test_opcheck():
     src, dst = graph.edge_index
     opcheck(OPS["coo_to_csr"].overload, (dst, src, 4, 5))
     opcheck(OPS["transpose_csr"].overload, (graph.rowptr, graph.col, 5))
+    rowptr, col = with_loops("self-loops")
+    opcheck(OPS["count_loops"].overload, (rowptr, col))
+    for value in (None, torch.ones(col.numel())):
+        opcheck(OPS["split_loops"].overload, (rowptr, col, value))
 
 
 def ids(*values, dtype=torch.int64):

@@ -142,6 +142,14 @@ def coo_to_csr(draw: Draw) -> list[Any]:
     return [dst.to(dtype), col.to(dtype), rowptr.numel() - 1, num_src]
 
 
+def square(draw: Draw) -> list[Any]:
+    """A structure with as many sources as destinations, every third of its edges a loop."""
+    rowptr, col, _ = structure(draw)
+    rows = rowptr.numel() - 1
+    row = torch.repeat_interleave(torch.arange(rows), rowptr.diff())
+    return [rowptr, torch.where(torch.arange(col.numel()) % 3 == 0, row, col % max(rows, 1)).to(torch.int32)]
+
+
 def table(draw: Draw) -> tuple[int, int, Tensor]:
     rows, columns = draw(COUNTS), draw(COLUMNS)
     return rows, columns, integers(draw, 0, rows, (draw(COUNTS) if rows else 0,), torch.int64)
@@ -210,6 +218,8 @@ def masked_scale(draw: Draw) -> list[Any]:
 CALLS: dict[str, Callable[[Draw], list[Any]]] = {
     "coo_to_csr": coo_to_csr,
     "transpose_csr": lambda draw: list(structure(draw)),
+    "count_loops": square,
+    "split_loops": lambda draw: [*(given := square(draw)), maybe(draw, floats(draw, given[1].numel()))],
     "spmm": spmm,
     "nonzero_rows": nonzero_rows,
     "row_norms": nonzero_rows,

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from ..ops import _checks
-from ..ops.csr import MAX_NODES, coo_to_csr, row_of_edge
+from ..ops.csr import MAX_NODES, coo_to_csr, count_loops, row_of_edge, split_loops
 
 Parts = tuple[Tensor, Tensor, int, Tensor | None, Tensor | None]
 MERGES = ("keep", "sum", "mean", "max")
-ROWS_AT_A_TIME = 2**15
-"""Where temporary tensors have one entry per edge."""
 
 
 @torch.inference_mode(False)  # a graph built during evaluation must be usable in training too
@@ -35,11 +33,14 @@ def from_edge_index(
         _check_weight(weight, edge_index.size(1))
     num_src, num_dst = node_counts(edge_index, num_nodes)
     src, dst = edge_index[0], edge_index[1]
-    _check_ids("edge_index[0]", src, num_src)
-    _check_ids("edge_index[1]", dst, num_dst)
-    if duplicates != "keep":
-        return _merged(src, dst, num_src, num_dst, weight, duplicates)
-    rowptr, col, perm = coo_to_csr(dst, src, num_dst, num_src)
+    try:
+        if duplicates != "keep":
+            return _merged(src, dst, num_src, num_dst, weight, duplicates)
+        rowptr, col, perm = coo_to_csr(dst, src, num_dst, num_src)
+    except IndexError:
+        _check_ids("edge_index[0]", src, num_src)
+        _check_ids("edge_index[1]", dst, num_dst)
+        raise
     _checks.passed(rowptr, col, num_src, perm)
     return rowptr, col, num_src, None if weight is None else weight[perm], perm
 
@@ -187,27 +188,14 @@ def with_self_loops(rowptr: Tensor, col: Tensor, value: Tensor | None, fill: flo
 def split_self_loops(rowptr: Tensor, col: Tensor, value: Tensor | None) -> tuple[Parts, Tensor]:
     """The edges that are no loops, and the sum of the weights of each node's loops, float32 [nodes].
 
-    Some rows at a time, as temporary tensors have an entry per edge. The same tensors where there is no loop.
+    The same tensors where there is no loop.
     """
-    n, parts, diagonals = rowptr.numel() - 1, [], []
-    for first in range(0, max(n, 1), ROWS_AT_A_TIME):
-        pointers = rowptr[first : first + ROWS_AT_A_TIME + 1]
-        at = slice(int(pointers[0]), int(pointers[-1]))
-        pointers, ends, given = pointers - pointers[0], col[at], None if value is None else value[at]
-        row = row_of_edge(pointers)
-        loop = ends == row + first
-        looped = row[loop]
-        weight = torch.ones(len(looped), device=col.device) if given is None else given[loop]
-        diagonals.append(torch.zeros(pointers.numel() - 1, device=col.device).index_add(0, looped, weight))
-        same: Parts = (pointers, ends, n, given, None)
-        parts.append(filter_edges(*same[:4], ~loop) if len(looped) else same)
-    diagonal = torch.cat(diagonals)
-    if sum(part[1].numel() for part in parts) == col.numel():
-        return (rowptr, col, n, value, None), diagonal
-    degree = torch.cat([part[0].diff() for part in parts])
-    new_rowptr = torch.cat([rowptr.new_zeros(1), degree.cumsum(0)])
-    new_value = None if value is None else torch.cat([part[3] for part in parts if part[3] is not None])
-    return (new_rowptr, torch.cat([part[1] for part in parts]), n, new_value, None), diagonal
+    n, loops = rowptr.numel() - 1, count_loops(rowptr, col)
+    if not bool(loops.any()):
+        return (rowptr, col, n, value, None), torch.zeros(n, device=col.device)
+    kept_rowptr, kept_col, kept_value, diagonal = split_loops(rowptr, col, value)
+    _checks.passed(kept_rowptr, kept_col, n)
+    return (kept_rowptr, kept_col, n, None if value is None else kept_value, None), diagonal
 
 
 def filter_edges(rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None, keep: Tensor) -> Parts:

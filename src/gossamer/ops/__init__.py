@@ -9,7 +9,7 @@ order (`Graph.sort_edges`).
 from ._library import IMPLEMENTED, OPS
 from .attention import gat_attention
 from .code_sums import code_sums
-from .csr import coo_to_csr, transpose_csr
+from .csr import coo_to_csr, count_loops, split_loops, transpose_csr
 from .dropout import dropout, dropout_saving_mask, masked_scale, relu_dropout
 from .edge_softmax import edge_softmax
 from .encode_codes import encode_product, encode_scalar
@@ -59,6 +59,7 @@ __all__ = [
     "code_sums",
     "column_sums",
     "coo_to_csr",
+    "count_loops",
     "dequantize_rows",
     "dropout",
     "dropout_saving_mask",
@@ -124,6 +125,7 @@ __all__ = [
     "saved_products",
     "sddmm",
     "sddmm_int8",
+    "split_loops",
     "spmm",
     "spmm_int8",
     "spmm_max",

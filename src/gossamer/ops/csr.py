@@ -3,6 +3,8 @@
     coo_to_csr:     rowptr[i] .. rowptr[i+1] are the edges with dst = i, in their given order; col = their src;
                     perm[k] = position in the edge list of the k-th CSR edge
     transpose_csr:  the same for (src, dst) exchanged; perm[k] = CSR position of the k-th transposed edge
+    count_loops:    how many edges of row i have the source i
+    split_loops:    the edges that are no loops, and for each row the sum of its loops' values (1 without values)
 
 Rows are destinations, columns sources: A X sums over incoming edges, as PyG's source-to-target flow does.
 """
@@ -103,4 +105,60 @@ transpose_csr = define(
     check=_check_transpose,
     reference=_transpose_reference,
     fake=_transpose_fake,
+)
+
+
+def _check_loops(rowptr: Tensor, col: Tensor) -> None:
+    _checks.rowptr_of(rowptr, col.numel())
+    _checks.csr(rowptr, col, rowptr.numel() - 1)
+
+
+def _count_reference(rowptr: Tensor, col: Tensor) -> Tensor:
+    row = row_of_edge(rowptr)
+    return torch.bincount(row[col == row], minlength=rowptr.numel() - 1)
+
+
+count_loops = define(
+    "count_loops(Tensor rowptr, Tensor col) -> Tensor",
+    check=_check_loops,
+    reference=_count_reference,
+    fake=lambda rowptr, col: rowptr.new_empty(rowptr.numel() - 1),
+)
+
+
+def _check_split(rowptr: Tensor, col: Tensor, value: Tensor | None) -> None:
+    _check_loops(rowptr, col)
+    if value is not None:
+        _checks.dtype_of("value", value, (torch.float32,))
+        _checks.shape_of("value", value, (col.numel(),), f"[{col.numel()}], one number per edge")
+
+
+def without(rowptr: Tensor, loops: Tensor) -> Tensor:
+    """Row pointers of as many edges less in each row."""
+    kept = rowptr.clone()
+    kept[1:] -= loops.cumsum(0)
+    return kept
+
+
+def _split_reference(rowptr: Tensor, col: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
+    row = row_of_edge(rowptr)
+    loop = col == row
+    own = torch.ones(col.numel(), dtype=torch.float32, device=col.device) if value is None else value
+    diagonal = own.new_zeros(rowptr.numel() - 1).index_add(0, row[loop], own[loop])
+    kept_value = col.new_empty(0, dtype=torch.float32) if value is None else value[~loop]
+    return without(rowptr, _count_reference(rowptr, col)), col[~loop], kept_value, diagonal
+
+
+def _split_fake(rowptr: Tensor, col: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
+    left = torch.library.get_ctx().new_dynamic_size()
+    numbers = col.new_empty(0 if value is None else left, dtype=torch.float32)
+    diagonal = rowptr.new_empty(rowptr.numel() - 1, dtype=torch.float32)
+    return torch.empty_like(rowptr), col.new_empty(left), numbers, diagonal
+
+
+split_loops = define(
+    "split_loops(Tensor rowptr, Tensor col, Tensor? value) -> (Tensor, Tensor, Tensor, Tensor)",
+    check=_check_split,
+    reference=_split_reference,
+    fake=_split_fake,
 )
