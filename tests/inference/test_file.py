@@ -65,8 +65,8 @@ def test_truncated(written, tmp_path, length):
 
 def test_every_flipped_bit_is_noticed(written, tmp_path):
     data, path = bytearray(written.read_bytes()), tmp_path / "flipped"
-    rng = torch.Generator().manual_seed(0)
-    for at in torch.randint(len(data), (150,), generator=rng).tolist():
+    rng, version = torch.Generator().manual_seed(0), data.index(b"gossamer.model.1") + len("gossamer.model.1") - 1
+    for at in [*torch.randint(len(data), (150,), generator=rng).tolist(), *[version] * 20]:
         bit = 1 << int(torch.randint(8, (), generator=rng))
         data[at] ^= bit
         path.write_bytes(bytes(data))
@@ -80,6 +80,7 @@ def test_versions(written, tmp_path):
     for named, message in (
         ("gossamer.model.2", "written by a newer gossamer.*update gossamer"),
         ("gossamer.graph.1", "must be a file written by gs.export"),
+        ("gossamer.model.0", "must be a file written by gs.export"),
         ("", "must be a file written by gs.export"),
     ):
         path = forged(tmp_path / "other", tensors, metadata | {"format": named}, mend=False)

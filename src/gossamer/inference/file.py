@@ -90,12 +90,13 @@ def _bytes(tensor: Tensor) -> Any:
 
 def _check_version(path: Path, metadata: dict[str, str]) -> None:
     named = metadata.get("format", "")
-    if not named.startswith(KIND) or not named.removeprefix(KIND).isdigit():
+    number = named.removeprefix(KIND)
+    if not named.startswith(KIND) or not number.isdigit() or int(number) < 1:
         raise BadModelFile(
             f"`path` must be a file written by gs.export, of the format {KIND}{VERSION} ({path} has the format "
             f"{metadata.get('format')!r})"
         )
-    if int(named.removeprefix(KIND)) > VERSION:
+    if int(number) > VERSION:
         raise BadModelFile(
             f"`path` must be of a format up to {KIND}{VERSION} ({path} has {named}, written by a newer gossamer); "
             "update gossamer, or export the model again"
