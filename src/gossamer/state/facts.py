@@ -4,20 +4,21 @@
     edge_index -> what it was sampled from
     rowptr, col -> checked               gradient -> column sums
 
-A fact belongs to the tensor object, found by identity through a weak reference, never by address. It is void once the
-tensor was changed in place, resized or given other memory. Torch does not count changes through NumPy or `.data`, so
-those are not noticed; tensors made in inference mode count no changes at all, and nothing is remembered of them.
+A fact belongs to the tensor object, found by its id together with a weak reference to it, never by address. It is void
+once the tensor was changed in place, resized or given other memory. Torch does not count changes through NumPy or
+`.data`, so those are not noticed; tensors made in inference mode count no changes at all, and nothing is remembered of
+them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch import Tensor, nn
 
 Fact = TypeVar("Fact")
 
@@ -33,25 +34,51 @@ class _Entry:
     def __init__(self, version: Hashable) -> None:
         self.version = version
         self.facts: dict[Hashable, Any] = {}
-        self.beside: WeakTensorKeyDictionary | None = None
+        self.beside: _Entries | None = None
 
 
-_entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+class _Entries:
+    """Entries by tensor, each gone when its tensor dies. torch's dictionary of that kind takes four times as long."""
+
+    __slots__ = ("__weakref__", "_found")
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[Tensor], _Entry]] = {}
+
+    def get(self, tensor: Tensor) -> _Entry | None:
+        found = self._found.get(id(tensor))
+        return None if found is None or found[0]() is not tensor else found[1]
+
+    def put(self, tensor: Tensor, entry: _Entry) -> None:
+        key, held = id(tensor), weakref.ref(self)
+
+        def forget(gone: weakref.ref[Tensor]) -> None:
+            entries = held()
+            if entries is not None and entries._found.get(key, (None,))[0] is gone:
+                del entries._found[key]
+
+        self._found[key] = weakref.ref(tensor, forget), entry
+
+
+_entries = _Entries()
 
 
 def version_of(tensor: Tensor) -> Hashable:
     """Changes when the tensor is changed in place or resized; None for inference tensors, which count no changes."""
     if tensor.is_inference():
         return None
-    own = tensor._version, tuple(tensor.shape), tensor.data_ptr() if tensor.layout == torch.strided else 0
+    own = tensor._version, tensor.shape, tensor.data_ptr() if tensor.layout is torch.strided else 0
+    if type(tensor) is Tensor or type(tensor) is nn.Parameter:
+        return own
     held = tensor.as_tensor() if hasattr(tensor, "as_tensor") else None  # an EdgeIndex wraps the tensor of its ids
     return own if held is None else (own, version_of(held))
 
 
-def _entry(entries: WeakTensorKeyDictionary, tensor: Tensor, version: Hashable) -> _Entry:
+def _entry(entries: _Entries, tensor: Tensor, version: Hashable) -> _Entry:
     entry = entries.get(tensor)
     if entry is None or entry.version != version:
-        entry = entries[tensor] = _Entry(version)
+        entry = _Entry(version)
+        entries.put(tensor, entry)
     return entry
 
 
@@ -87,7 +114,7 @@ def remember(tensor: Tensor, key: Hashable, build: Callable[[], Fact], beside: T
         return build()
     entry = _entry(_entries, tensor, version)
     if beside is not None:
-        entry.beside = WeakTensorKeyDictionary() if entry.beside is None else entry.beside
+        entry.beside = _Entries() if entry.beside is None else entry.beside
         entry = _entry(entry.beside, beside, other)
     if key not in entry.facts:
         with lasting():
