@@ -47,6 +47,26 @@ def _nan_filled_empty() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _small_graphs_on_our_kernels() -> Iterator[None]:
+    """The graphs of tests are small; so that tests see our kernels on them, nothing is too small, unless a test asks
+    for `sizes_in_use`. Norms, activations and dropout are the exception: `fused` and `paths` choose for them.
+    """
+    from support.paths import nothing_too_small
+
+    with nothing_too_small():
+        yield
+
+
+@pytest.fixture
+def sizes_in_use() -> Iterator[None]:
+    """The sizes that users meet."""
+    from support.paths import sizes_of_users
+
+    with sizes_of_users():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _one_thread(request: pytest.FixtureRequest):
     """One thread unless a test asks for `threads` or sets them: tensors are small, and waking threads is not."""

@@ -191,11 +191,11 @@ def _following(kind: type[nn.Module]) -> type[nn.Module]:
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
     from .layers.functional import replacing
 
-    engine_of, note_call = _choice().engine_of, _choice().note_call
+    note_call = _choice().note_call
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         note_call(self, kind.forward, args, named)
-        return replacing(engine_of(self), functools.partial(kind.forward, self), *args, **named)
+        return replacing(self, functools.partial(kind.forward, self), *args, **named)
 
     functools.update_wrapper(forward, kind.forward)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.codecs import Codec, Principal, Product, Projected, RowCodec, TwoLevel
+from gossamer.codecs import Codec, Principal, Product, Projected, RowCodec, Scalar, TwoLevel
 
 SEEDS = (None, -7, 2**40 + 3)
 EXPECTED: dict[Codec, list[list[torch.Tensor]]] = {}  # by the references, computed once
@@ -28,8 +28,8 @@ def cases(request, sample):
             sample(0, 4),
             wide[:9, :5].bfloat16(),
         ]
-    projects = isinstance(codec, (Principal, Projected))
-    long = sample(7, 1001) if projects else sample(70_001)  # a row that is projected must be shorter
+    by_column = isinstance(codec, (Principal, Projected, Scalar))  # a row that is projected, or has tables, is shorter
+    long = sample(7, 1001) if by_column else sample(70_001)
     return [wide, long, sample(1001, 1), sample(503, 16), sample(1, 3), sample(0, 4), wide[:9].bfloat16()]
 
 

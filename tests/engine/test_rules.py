@@ -164,7 +164,7 @@ def test_forced_sizes_end_with_their_context() -> None:
         raise KeyError
     assert rules.least == before
     with (
-        pytest.raises(ValueError, match=r"`forced` knows fused, dropout, saved, int8 \(got 'fuse'\)"),
+        pytest.raises(ValueError, match=r"`forced` knows fused, dropout, saved, int8, messages \(got 'fuse'\)"),
         rules.forced(fuse=1),
     ):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -18,6 +19,18 @@ if native.library:
     from gossamer.backends.cpu import _saved_epilogue
 
 needs_native = pytest.mark.skipif(native.library is None, reason="the native module is not in use")
+
+
+IN_USE = dataclasses.asdict(rules.least)
+
+
+def nothing_too_small() -> contextlib.AbstractContextManager[None]:
+    """Convolutions of few messages on our kernels, and small tensors in few bits and in int8."""
+    return rules.forced(saved=2**10, int8=2**10, messages=0)
+
+
+def sizes_of_users() -> contextlib.AbstractContextManager[None]:
+    return rules.forced(**IN_USE)
 
 
 @contextlib.contextmanager

@@ -156,6 +156,8 @@ class Engine(ABC):
 
     saves: bool = False
     """Whether activations are saved in few bits."""
+    leaves_small_to_pyg: bool = True
+    """Whether a convolution with few messages runs PyG's own forward."""
 
     @property
     def floats(self) -> Engine:

@@ -5,7 +5,8 @@ forward runs for a convolution and torch's own function for the rest. A `Graph` 
 one: the plain-PyTorch references of our ops serve it on every device.
 
 An op of ours costs a few dozen microseconds more per call than one of torch's; it pays where it saves memory passes,
-page faults or torch's serial random numbers. `least` says from how many elements on; `forced` lets a test choose.
+page faults or torch's serial random numbers. What is too small to gain runs as PyG runs it: `least` says from how many
+elements on ours pay, measured on batches of small graphs (benchmarks/examples.py); `forced` lets a test choose.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..aggregate.build import is_sparse
 from ..codecs import CodedRows
 from ..graph import Graph
 from ..ops.int8_linear import MAX_COLUMNS
-from .saved.policy import LEAST
+from ..state import state_of
 
 
 @dataclass
@@ -38,10 +39,13 @@ class Least:
     """An epilogue as one op: it saves memory passes."""
     dropout: int = 2**13
     """A mask of ours: torch draws its mask serially."""
-    saved: int = LEAST
+    saved: int = 2**17
     """A codec for what is saved."""
-    int8: int = 2**10
+    int8: int = 2**18
     """Rows in int8."""
+    messages: int = 2**17
+    """A convolution of ours, counted in edges times columns: it needs no message, but a graph, built anew for every
+    batch."""
 
 
 least = Least()
@@ -164,6 +168,7 @@ def sums_codes(x: CodedRows, out_channels: int, adjacency: Adjacency) -> bool:
 # Modules ----------------------------------------------------------------------------------------------------------
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = [getattr(nn.modules.module, f"_global{name}") for name in HOOKS]
 MESSAGE_HOOKS = (
     "_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
     "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
@@ -181,10 +186,16 @@ def is_a(module: object, *kinds: type[nn.Module]) -> bool:
 
 def is_hooked(*modules: object) -> bool:
     """Whether someone listens to these modules' calls, or has replaced one's forward: fusing would pass that by."""
-    if any(getattr(nn.modules.module, f"_global{name}") for name in HOOKS):
+    if any(GLOBAL_HOOKS):
         return True
-    listening = (m for m in modules if isinstance(m, nn.Module))
-    return any("forward" in m.__dict__ or any(getattr(m, name) for name in HOOKS) for m in listening)
+    for module in modules:
+        if isinstance(module, nn.Module):
+            own = module.__dict__
+            if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]:
+                return True
+            if own["_backward_pre_hooks"] or "forward" in own:
+                return True
+    return False
 
 
 def is_plain(module: Any) -> bool:
@@ -195,14 +206,19 @@ def is_plain(module: Any) -> bool:
 
 def has_message_hooks(conv: Any) -> bool:
     """Whether message-passing hooks are registered; our kernels bypass message() and aggregate()."""
-    parts = ((conv, MESSAGE_HOOKS), (conv.aggr_module, HOOKS))
-    return any(getattr(module, name, None) for module, names in parts for name in names)
+    own = conv.__dict__
+    if any(map(own.get, MESSAGE_HOOKS)):
+        return True
+    aggregation = conv.aggr_module.__dict__
+    return any(map(aggregation.get, HOOKS))
 
 
 def falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
     """Whether PyG's own forward must run: for explainers and message hooks, other kinds of x, inside torch.func."""
     if isinstance(edge_index, Graph):
         return False
+    if type(edge_index) is Tensor and _has_few_messages(conv, x, edge_index):
+        return True
     if hasattr(edge_index, "to_torch_sparse_csr_tensor"):  # torch_sparse's SparseTensor
         return True
     if is_sparse(edge_index) and edge_index.requires_grad:  # entries with a gradient
@@ -210,6 +226,16 @@ def falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
     if not isinstance(x, Tensor) or not on_cpu(x) or x.dim() != 2:
         return True
     return bool(conv.explain) or has_message_hooks(conv) or transformed() or not _has_kernels(conv, x)
+
+
+def _has_few_messages(conv: Any, x: Any, edge_index: Tensor) -> bool:
+    """Whether PyG's own forward is as fast, and nothing is lost by it."""
+    if not isinstance(x, Tensor) or x.dim() != 2 or edge_index.dtype != torch.int64:
+        return False
+    if edge_index.numel() * x.size(1) >= 2 * least.messages:
+        return False
+    state = state_of(conv)
+    return state is None or state.engine.leaves_small_to_pyg
 
 
 def _has_kernels(conv: Any, x: Tensor) -> bool:

@@ -3,13 +3,15 @@
 While a converted model runs, a torch function mode sees the calls it makes and replaces those that have a fused
 counterpart. Everything else passes through. A plain function run under gradient checkpointing is left alone: its second
 run, in backward, happens outside of the model, and both must draw the same mask. Layers of ours run outside of the
-mode (`unwatched`): it would see every attribute of a tensor that they read, hundreds in a step.
+mode (`unwatched`): it would see every attribute of a tensor that they read, hundreds in a step. For the same reason a
+model whose call had nothing to replace is called without the mode from then on, up to that size of its input
+(`ModelState.nothing_to_replace`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +24,7 @@ from torch.utils import checkpoint
 
 from ..engine.engine import Engine
 from ..engine.epilogue import Act, EpilogueSpec
+from ..state import state_of
 
 
 def _act(engine: Engine, x: Any, act: Act, inplace: bool) -> Any:
@@ -66,13 +69,14 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
 class _Replacing(TorchFunctionMode):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
-        self.engine = engine.floats
+        self.engine, self.has_replaced = engine.floats, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = REPLACED.get(func)
         if replacement is not None and not torch.compiler.is_compiling() and not _runs_again_outside():
             result = replacement(self.engine, *args, **(kwargs or {}))
             if result is not NotImplemented:
+                self.has_replaced = True
                 return result
         return func(*args, **(kwargs or {}))
 
@@ -108,11 +112,31 @@ def _is_replacing() -> bool:
     return count > 0 and isinstance(torch._C._get_function_stack_at(count - 1), _Replacing)
 
 
-def replacing(engine: Engine, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """forward(*args, **named) with the calls above replaced."""
-    if torch.compiler.is_compiling():
+def replacing(module: Any, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """forward(*args, **named) of a lightened module, with the calls above replaced."""
+    state = state_of(module)
+    if state is None or torch.compiler.is_compiling() or _is_replacing():
         return forward(*args, **named)
-    active = any(isinstance(mode, _Replacing) for mode in torch.overrides._get_current_function_mode_stack())
-    with contextlib.nullcontext() if active else _Replacing(engine):
+    engine, known = state.engine, state.model.nothing_to_replace
+    kind, size = f"{state.name} {module.training} {torch.is_grad_enabled()}", _largest((args, named))
+    if size <= known.get(kind, 0):
         out = forward(*args, **named)
-    return out if active else engine.leave_room_for_loss(out)
+        return engine.leave_room_for_loss(out) if state.name == "" else out
+    with _Replacing(engine) as mode:
+        out = forward(*args, **named)
+    if not mode.has_replaced and math.isfinite(size):
+        known[kind] = size
+    return engine.leave_room_for_loss(out)
+
+
+def _largest(given: Any) -> float:
+    """The number of elements of the largest tensor in what a model is called with; infinite if there may be others."""
+    if isinstance(given, Tensor):
+        return given.numel()
+    if isinstance(given, dict):
+        return max(map(_largest, given.values()), default=0)
+    if isinstance(given, (tuple, list)):
+        return max(map(_largest, given), default=0)
+    if hasattr(given, "stores"):  # PyG's Data and HeteroData
+        return max((_largest(dict(store)) for store in given.stores), default=0)
+    return 0 if given is None or isinstance(given, (int, float, str)) else math.inf

@@ -35,16 +35,20 @@ class ModelState:
     drawn: dict[str, Any] = field(default_factory=dict)
     """What is known of the batch that a forward runs on, for all layers."""
     layers: dict[str, LayerState] = field(default_factory=dict)
+    nothing_to_replace: dict[str, float] = field(default_factory=dict)
+    """By module and kind of call: up to which size of its input a forward has called no function that ours replace."""
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         layers = {name: found for name, layer in self.layers.items() if (found := layer.state())}
         shared = {} if self.backward is None else {"backward": self.backward.state()}
-        return {"step": self.step, "epoch": self.epoch, "seed": self.seed, "layers": layers} | shared
+        found = {"step": self.step, "epoch": self.epoch, "seed": self.seed, "layers": layers}
+        return found | {"nothing_to_replace": dict(self.nothing_to_replace)} | shared
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """What `state` returned, back in place; layers that it does not name begin anew."""
         self.step, self.epoch, self.seed = int(found["step"]), int(found["epoch"]), int(found.get("seed", self.seed))
+        self.nothing_to_replace = dict(found.get("nothing_to_replace", {}))
         for name, layer in self.layers.items():
             layer.restore(found["layers"].get(name, {}))
         if self.backward is not None:

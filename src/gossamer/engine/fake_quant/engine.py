@@ -77,6 +77,8 @@ class Masks(NamedTuple):
 class Quantising(Engine):
     """An engine with quantisers at sites: what all plans of sites share."""
 
+    leaves_small_to_pyg = False
+
     setting: Quantised
     sites: Sites
     model: ModelState
