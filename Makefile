@@ -8,7 +8,7 @@ CPP := $(filter %.h %.cpp,$(NATIVE))
 
 DATASET ?= digits
 
-.PHONY: compare test bench readme lint format sanitize emulate wheel check-wheel clean
+.PHONY: compare test bench docs notebooks readme lint format sanitize emulate wheel check-wheel clean
 
 # The main job. What compare/$(DATASET) has already is shown again; remove that folder to measure anew.
 compare: $(VENV)/installed
@@ -21,6 +21,16 @@ test: $(VENV)/installed lint
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/train.py
+
+# The site: README, docs/, an API reference from the docstrings, notebooks; opens from disk.
+docs: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "Open build/site/index.html"
+
+# The notebooks of the site, run anew: they are stored with their results.
+notebooks: $(VENV)/installed
+	PYTHONWARNINGS=ignore $(BIN)/python -m nbconvert --to notebook --execute --inplace --log-level WARN \
+	    --ClearMetadataPreprocessor.enabled=True docs/notebooks/*.ipynb
 
 readme: $(VENV)/installed
 	$(BIN)/python benchmarks/tables.py
@@ -76,7 +86,7 @@ $(VENV)/bin/python:
 
 $(VENV)/installed: pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) | $(VENV)/bin/python
 	@echo "Setting up $(VENV): a few minutes the first time, then not again until the C++ or the dependencies change."
-	$(PIP) --editable '.[test,bench]'
+	$(PIP) --editable '.[test,bench,docs]'
 	@touch $@
 
 clean:

@@ -142,7 +142,7 @@ def main() -> None:
         parser.error("--quick gives figures of a trial: choose another file with --out")
     args.scale = args.scale or (QUICK_SCALE if args.quick else 1.0)
     if not args.quick:
-        require_green(["activations", "codecs"])
+        require_green(["engine/saved", "codecs"])
     warnings.simplefilter("ignore")
     torch.set_num_threads(args.threads)
     for name in [args.part] if args.part else PARTS:

@@ -139,12 +139,59 @@ TABLES: dict[str, Callable[[Results], str]] = {
 
 
 def plots(results: Results, folder: Path) -> None:
-    """Accuracy against the stored ratio, if it has been measured."""
-    if "features-accuracy" not in results:
-        return
+    """What has been measured: accuracy, and time and memory, against the stored ratio."""
     import matplotlib
 
     matplotlib.use("Agg")
+    if "features-accuracy" in results:
+        accuracy_plot(results, folder / "features-accuracy.png")
+    if {"features-gather", "minibatch-scale"} <= results.keys():
+        speed_plot(results, folder / "features-speed.png")
+
+
+def speed_plot(results: Results, path: Path) -> None:
+    """Time of a gather against the stored ratio, and peak memory against the number of nodes."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6))
+    for one, shade in zip(results["features-gather"]["results"], ("#08519c", "#6baed6"), strict=False):
+        seconds, floats = one["seconds"], 4 * one["rows"] * one["columns"]
+        shape = f"{one['rows']:,} x {one['columns']}"
+        for start, marker in (("scalar", "o"), ("product", "^")):
+            codecs = [codec for codec in one["bytes"] if codec.startswith(start)]
+            ratios = [floats / one["bytes"][codec] for codec in codecs]
+            times = [seconds[codec] / seconds["x[ids] float32"] for codec in codecs]
+            label = f"{shape}, {start}"
+            left.plot(ratios, times, color=shade, marker=marker, linestyle="none", label=label)
+        reused = seconds["float32, result reused"] / seconds["x[ids] float32"]
+        left.axhline(reused, color=shade, linewidth=0.8, linestyle=":", label=f"{shape}, float32, result reused")
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:g}x")
+    left.set_ylim(bottom=0)
+    left.set_xlabel("times smaller than float32")
+    left.set_ylabel("time of a gather, of x[ids] in float32")
+    left.legend(fontsize=7, frameon=False)
+    runs = results["minibatch-scale"]["results"]
+    nodes = [one["nodes"] / 1e6 for one in runs]
+    right.plot(nodes, [one["nodes"] * 512 / 1e9 for one in runs], color="#bdbdbd", marker="s", label="float32 features")
+    for part, label, shade in (("tango", "epoch, whole process", "#08519c"), ("compress", "gs.compress", "#6baed6")):
+        right.plot(nodes, [one[part]["peak_bytes"] / 1e9 for one in runs], color=shade, marker="o", label=label)
+    right.plot(
+        nodes, [one["compress"]["bytes"] / 1e9 for one in runs], color="#31a354", marker="^", label="codes, 1 bit"
+    )
+    right.set_yscale("log")
+    right.set_ylim(bottom=0.01)
+    right.set_xlabel("million nodes, 128 features")
+    right.set_ylabel("GB")
+    right.legend(fontsize=8, frameon=False)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def accuracy_plot(results: Results, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     jobs = by_job(results["features-accuracy"])
@@ -170,5 +217,5 @@ def plots(results: Results, folder: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].legend(fontsize=8, frameon=False)
     figure.tight_layout()
-    figure.savefig(folder / "features-accuracy.png", dpi=150)
+    figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -62,15 +62,14 @@ def main() -> None:
     unknown = only - {make.__name__ for make in CASES}
     if unknown:
         parser.error(f"--only names no case: {sorted(unknown)}; cases: {[m.__name__ for m in CASES]}")
-    require_green(["ops", "test_graph.py", "test_memory.py"])
+    require_green(["ops", "graph/test_graph.py", "test_memory.py"])
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     content = run(args.graph, args.columns, args.repeat, only)
     out = args.out or RESULTS / f"ops-{args.graph}.json"
     write_json(out, content)
     print(tables.ops_table(content))
-    tables.ops_plot(content, out.with_suffix(".png"))
-    print(f"Written: {out} and {out.with_suffix('.png')}")
+    print(f"Written: {out}; `make readme` draws it")
 
 
 if __name__ == "__main__":

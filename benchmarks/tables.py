@@ -16,6 +16,8 @@ import int8_tables
 import rsc_tables
 from harness import RESULTS, ROOT
 
+IMAGES = ROOT / "docs" / "images"
+
 
 class NotMeasured(KeyError):
     """A file of results that is not there."""
@@ -211,10 +213,12 @@ def update_pages() -> None:
 
 if __name__ == "__main__":
     update_pages()
+    shown = "".join(page.read_text() for page in pages())
     for plot, pattern in ((ops_plot, "ops-*.json"), (train_plot, "train-*.json")):
         for results in RESULTS.glob(pattern):
-            plot(json.loads(results.read_text()), results.with_suffix(".png"))
-    activation_tables.curve_plot(Results(), ROOT / "docs" / "activations-curve.png")
-    feature_tables.plots(Results(), ROOT / "docs")
-    inference_tables.plots(Results(), ROOT / "docs")
-    rsc_tables.plots(Results(), ROOT / "docs")
+            if f"images/{results.stem}.png" in shown:
+                plot(json.loads(results.read_text()), IMAGES / f"{results.stem}.png")
+    activation_tables.curve_plot(Results(), IMAGES / "activations-curve.png")
+    feature_tables.plots(Results(), IMAGES)
+    inference_tables.plots(Results(), IMAGES)
+    rsc_tables.plots(Results(), IMAGES)

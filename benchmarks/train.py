@@ -66,14 +66,13 @@ def main() -> None:
     only = [name for name in args.only.split(",") if name]
     if unknown := set(only) - set(cases):
         parser.error(f"--only names no model: {sorted(unknown)}; models: {list(cases)}")
-    require_green(["layers", "test_pyg.py", "test_measure.py"])
+    require_green(["layers", "test_pyg.py", "measurement"])
     chosen, recipes = {c: cases[c] for c in only or cases}, args.recipes.split(",")
     content = run(args.graph, chosen, recipes, args.epochs, args.rounds, args.threads, not args.no_baselines)
     out = args.out or RESULTS / f"train-{args.graph}.json"
     write_json(out, content)
     print(tables.train_table(content))
-    tables.train_plot(content, out.with_suffix(".png"))
-    print(f"Written: {out} and {out.with_suffix('.png')}")
+    print(f"Written: {out}; `make readme` draws it")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +40,7 @@ def test_code_runs(
         ("features.md", "smaller than float32"),
         ("inference.md", "Engine(8 bits"),
         ("int8.md", "convs.1: int8"),
+        ("recipes.md", "torch.Size"),
         ("rsc.md", "work kept"),
     ],
 )
@@ -76,3 +80,42 @@ def test_links_lead_somewhere() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")))
+def test_notebooks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    backend = matplotlib.get_backend()
+    matplotlib.use("Agg")
+    try:
+        cells = json.loads((ROOT / "docs" / "notebooks" / name).read_text())["cells"]
+        scope: dict[str, object] = {}
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), f"{name}, {cell['id']}", "exec"), scope)
+                assert cell["outputs"] or cell["execution_count"], "a notebook is stored with its results"
+        matplotlib.pyplot.close("all")
+    finally:
+        matplotlib.use(backend)
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    headings = {match[1] or match[2] for match in re.finditer(r'::: gossamer\.(\w+)|heading: "gs\.(\w+)"', page)}
+    assert set(gs.__all__) <= headings
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    """Strictly: a page or an image that is linked and not there, or a name without a docstring, is an error."""
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first = (tmp_path / "site" / "index.html").read_text()
+    assert "lighten_" in first
+    assert not re.findall(r'<(?:script|img|link)[^>]+(?:src|href)="?https?:', first), (
+        "nothing is fetched from elsewhere"
+    )
