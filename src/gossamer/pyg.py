@@ -119,10 +119,13 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
         for row in rows
     )
     stream.reset()
+    own_classes = {row.name: type(module) for row, (_, module, *_) in zip(rows, plan, strict=True) if row.became}
     for _, module, to, _ in plan:
         if to is not None:
             module.__class__ = to
-    choice.attach(model, recipe, [row.name for row in rows if row.became], exceptions)
+    state = choice.attach(model, recipe, list(own_classes), exceptions)
+    for name, own_class in own_classes.items():
+        state.layers[name].own_class = own_class
     return Report(recipe, rows)
 
 
@@ -191,11 +194,10 @@ def _following(kind: type[nn.Module]) -> type[nn.Module]:
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
     from .layers.functional import replacing
 
-    note_call = _choice().note_call
+    own = kind.forward
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
-        note_call(self, kind.forward, args, named)
-        return replacing(self, functools.partial(kind.forward, self), *args, **named)
+        return replacing(self, own, args, named)
 
     functools.update_wrapper(forward, kind.forward)
 

@@ -164,7 +164,9 @@ def test_forced_sizes_end_with_their_context() -> None:
         raise KeyError
     assert rules.least == before
     with (
-        pytest.raises(ValueError, match=r"`forced` knows fused, dropout, saved, int8, messages \(got 'fuse'\)"),
+        pytest.raises(
+            ValueError, match=r"`forced` knows fused, activation, dropout, saved, int8, messages \(got 'fuse'\)"
+        ),
         rules.forced(fuse=1),
     ):
         pass
@@ -182,7 +184,7 @@ def in_autocast(question: Any, x: Tensor) -> bool:
 @needs_native
 def test_what_is_dense() -> None:
     assert rules.is_dense(ROWS, ROWS.numel()) and not rules.is_dense(ROWS, ROWS.numel() + 1)
-    assert not rules.is_dense(ROWS) and rules.is_dense(torch.empty(2**12, 2**5))
+    assert not rules.is_dense(ROWS) and rules.is_dense(torch.empty(2**13, 2**5))
     for other in (ROWS.double(), ROWS.bfloat16(), ROWS.to("meta"), ROWS.to_sparse(), ROWS.view(2, 32, 32)):
         assert not rules.is_dense(other, 1)
     assert rules.is_dense(ROWS.view(2, 32, 32), 1, any_shape=True)

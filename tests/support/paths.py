@@ -29,6 +29,10 @@ def nothing_too_small() -> contextlib.AbstractContextManager[None]:
     return rules.forced(saved=2**10, int8=2**10, messages=0)
 
 
+def int8_for_any_size() -> contextlib.AbstractContextManager[None]:
+    return rules.forced(int8=1)
+
+
 def sizes_of_users() -> contextlib.AbstractContextManager[None]:
     return rules.forced(**IN_USE)
 
@@ -43,7 +47,7 @@ def forced(
     a huge one: torch's own ops. None: as it is. Without `requests` no epilogue makes its gradient as int8 rows;
     unless `together`, a float32 product behind one that does is made by itself.
     """
-    sizes = {} if least is None else {"fused": least, "dropout": least}
+    sizes = {} if least is None else dict.fromkeys(("fused", "activation", "dropout"), least)
     with pytest.MonkeyPatch.context() as patch, rules.forced(**sizes):
         if least is not None and native.library is None:
             patch.setattr(rules, "native", SimpleNamespace(library="references"))

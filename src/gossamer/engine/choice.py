@@ -43,9 +43,8 @@ def engine_of(module: Any) -> Engine:
     return FLOAT32 if state is None or torch.compiler.is_compiling() else state.engine
 
 
-def note_call(module: nn.Module, forward: Callable[..., Any], args: Any, named: Any) -> None:
+def note_call(state: LayerState | None, forward: Callable[..., Any], args: Any, named: Any) -> None:
     """What the layers of a model should know of a call of it: nothing, unless they protect nodes by degree."""
-    state = state_of(module)
     if state is not None and state.name == "" and state.model.recipe.training is not None:
         protection.note_call(state.model, forward, args, named)
 

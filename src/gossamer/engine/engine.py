@@ -218,8 +218,8 @@ class Engine(ABC):
         """The weighted sum of rows, averaged over the heads if it can be, and the weights if they are to be shown."""
 
     @abstractmethod
-    def takes(self, x: Tensor) -> bool:
-        """Whether a fused epilogue on x is worth its call."""
+    def takes(self, x: Tensor, alone: bool = False) -> bool:
+        """Whether a fused epilogue on x is worth its call, or an activation `alone`."""
 
     @abstractmethod
     def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:

@@ -157,8 +157,8 @@ def match(
 class RunsEpilogues(Protocol):
     """What an engine does for epilogues."""
 
-    def takes(self, x: Tensor) -> bool:
-        """Whether a fused op on x is worth its call."""
+    def takes(self, x: Tensor, alone: bool = False) -> bool:
+        """Whether a fused op on x is worth its call, or an activation `alone`."""
 
     def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         """The epilogue as one op."""

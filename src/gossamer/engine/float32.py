@@ -20,11 +20,12 @@ from .epilogue import Deferred, EpilogueSpec, draw_seed, run_fused
 @dataclass(frozen=True)
 class Float32(Engine):
     deterministic: bool = False
-    """Results must not depend on the number of threads, as beside int8 products: ours are used for any size."""
+    """Results must not depend on the number of threads, as beside int8 products: ours are used where those are."""
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
-        large = self.deterministic or x.size(0) * weight.size(0) >= rules.least.fused  # pooled pages pay
-        if rules.is_dense(x, 1) and large:
+        large = x.size(0) * weight.size(0) >= rules.least.fused  # pooled pages pay
+        large = large or (self.deterministic and x.numel() >= rules.least.int8)
+        if large and rules.is_dense(x, 1):
             return ops.linear(x, weight, bias, add)
         out = nn.functional.linear(x, weight, bias)
         return out if add is None else out + add
@@ -86,8 +87,8 @@ class Float32(Engine):
         (a_src,) = head_dots(h_src, a.atts[:1], self.deterministic)
         return a_src, None if h_dst is None else head_dots(h_dst, a.atts[1:], self.deterministic)[0]
 
-    def takes(self, x: Tensor) -> bool:
-        return rules.is_dense(x)
+    def takes(self, x: Tensor, alone: bool = False) -> bool:
+        return rules.is_dense(x, rules.least.activation if alone else None)
 
     def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         return run_fused(x, epilogue)

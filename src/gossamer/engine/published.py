@@ -76,8 +76,8 @@ class Published(Engine):
     ) -> tuple[Tensor, Tensor | None]:
         return self.shared.weigh(adjacency, rows, a, drop, shows_weights)
 
-    def takes(self, x: Tensor) -> bool:
-        return self.shared.takes(x)
+    def takes(self, x: Tensor, alone: bool = False) -> bool:
+        return self.shared.takes(x, alone)
 
     def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         if not rules.saves_little(x):

@@ -6,7 +6,8 @@ one: the plain-PyTorch references of our ops serve it on every device.
 
 An op of ours costs a few dozen microseconds more per call than one of torch's; it pays where it saves memory passes,
 page faults or torch's serial random numbers. What is too small to gain runs as PyG runs it: `least` says from how many
-elements on ours pay, measured on batches of small graphs (benchmarks/examples.py); `forced` lets a test choose.
+elements on ours pay, measured on batches of small graphs (benchmarks/examples.py); `forced` lets a test choose. Each
+yes is counted in `gains`: a model whose call had none is run as PyG's from then on (layers/as_pyg.py).
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from ..state import state_of
 class Least:
     """Elements from which each path pays."""
 
-    fused: int = 2**17
+    fused: int = 2**18
     """An epilogue as one op: it saves memory passes."""
+    activation: int = 2**20
+    """An activation alone: it saves page faults, and a bit per element in place of its result."""
     dropout: int = 2**13
     """A mask of ours: torch draws its mask serially."""
     saved: int = 2**17
@@ -49,6 +52,20 @@ class Least:
 
 
 least = Least()
+
+
+@dataclass
+class Gains:
+    count: int = 0
+    """How often a path of ours was chosen, since the process began."""
+
+
+gains = Gains()
+
+
+def _noted(gain: bool) -> bool:
+    gains.count += gain
+    return gain
 
 
 @contextlib.contextmanager
@@ -81,10 +98,9 @@ def transformed() -> bool:
 
 def is_dense(x: Tensor, elements: int | None = None, any_shape: bool = False) -> bool:
     """Whether a fused op on the rows of x pays: it can run, and x has so many elements (`least.fused`)."""
-    return (
+    return x.numel() >= (least.fused if elements is None else elements) and _noted(
         x.dtype == torch.float32
         and (any_shape or x.dim() == 2)
-        and x.numel() >= (least.fused if elements is None else elements)
         and on_cpu(x)
         and native.library is not None
         and not torch.compiler.is_compiling()
@@ -95,9 +111,8 @@ def is_dense(x: Tensor, elements: int | None = None, any_shape: bool = False) ->
 
 def saves_little(x: Tensor) -> bool:
     """Whether what is saved of x is to be compressed: there will be a backward, and x is not small."""
-    return (
+    return x.numel() >= least.saved and _noted(
         torch.is_grad_enabled()
-        and x.numel() >= least.saved
         and x.is_floating_point()
         and on_cpu(x)
         and not torch.compiler.is_compiling()
@@ -113,11 +128,10 @@ def saves_rows(x: Tensor) -> bool:
 
 def fits_int8(x: Tensor) -> bool:
     """Whether rows of x can be quantised, and it pays."""
-    return (
+    return x.numel() >= least.int8 and _noted(
         x.dim() == 2
         and x.dtype in (torch.float32, torch.bfloat16)
         and on_cpu(x)
-        and x.numel() >= least.int8
         and x.size(1) <= MAX_COLUMNS
         and not torch.compiler.is_compiling()
         and not transformed()
@@ -215,6 +229,10 @@ def has_message_hooks(conv: Any) -> bool:
 
 def falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
     """Whether PyG's own forward must run: for explainers and message hooks, other kinds of x, inside torch.func."""
+    return not _noted(not _falls_back(conv, x, edge_index))
+
+
+def _falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
     if isinstance(edge_index, Graph):
         return False
     if type(edge_index) is Tensor and _has_few_messages(conv, x, edge_index):

@@ -59,7 +59,7 @@ class PygLayerNorm(pyg.LayerNorm):
 def _activated(module: Any, x: Tensor) -> Tensor | None:
     """The activation as a fused op; None where that does not pay."""
     engine = engine_of(module)
-    act = act_of(module) if not getattr(module, "inplace", False) and engine.takes(x) else None
+    act = act_of(module) if not getattr(module, "inplace", False) and engine.takes(x, alone=True) else None
     return None if act is None else engine.run(x, EpilogueSpec(act=act))
 
 

@@ -3,15 +3,12 @@
 While a converted model runs, a torch function mode sees the calls it makes and replaces those that have a fused
 counterpart. Everything else passes through. A plain function run under gradient checkpointing is left alone: its second
 run, in backward, happens outside of the model, and both must draw the same mask. Layers of ours run outside of the
-mode (`unwatched`): it would see every attribute of a tensor that they read, hundreds in a step. For the same reason a
-model whose call had nothing to replace is called without the mode from then on, up to that size of its input
-(`ModelState.nothing_to_replace`).
+mode (`unwatched`): it would see every attribute of a tensor that they read, hundreds in a step.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,13 +19,15 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
+from ..engine.choice import note_call
 from ..engine.engine import Engine
 from ..engine.epilogue import Act, EpilogueSpec
-from ..state import state_of
+from ..state import LayerState, state_of
+from . import as_pyg
 
 
 def _act(engine: Engine, x: Any, act: Act, inplace: bool) -> Any:
-    if inplace or not isinstance(x, Tensor) or not engine.takes(x):
+    if inplace or not isinstance(x, Tensor) or not engine.takes(x, alone=True):
         return NotImplemented
     return engine.run(x, EpilogueSpec(act=act))
 
@@ -69,14 +68,13 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
 class _Replacing(TorchFunctionMode):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
-        self.engine, self.has_replaced = engine.floats, False
+        self.engine = engine.floats
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = REPLACED.get(func)
         if replacement is not None and not torch.compiler.is_compiling() and not _runs_again_outside():
             result = replacement(self.engine, *args, **(kwargs or {}))
             if result is not NotImplemented:
-                self.has_replaced = True
                 return result
         return func(*args, **(kwargs or {}))
 
@@ -97,11 +95,18 @@ def unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The forward of a layer of ours: while it runs, calls are not looked at."""
 
     @functools.wraps(forward)
-    def run(*args: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or not _is_replacing():
-            return forward(*args, **named)
-        with torch.overrides._pop_mode_temporarily():
-            return forward(*args, **named)
+    def run(module: Any, *args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return forward(module, *args, **named)
+        if _is_replacing():
+            with torch.overrides._pop_mode_temporarily():
+                return forward(module, *args, **named)
+        state = state_of(module)
+        if state is None or state.name:
+            return forward(module, *args, **named)
+        if as_pyg.gained_nothing(module, state.model, args, named):
+            return as_pyg.with_own_classes(module, state.model, args, named)
+        return as_pyg.watched(module, state.model, forward, args, named)
 
     return run
 
@@ -112,31 +117,19 @@ def _is_replacing() -> bool:
     return count > 0 and isinstance(torch._C._get_function_stack_at(count - 1), _Replacing)
 
 
-def replacing(module: Any, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """forward(*args, **named) of a lightened module, with the calls above replaced."""
+def replacing(module: Any, forward: Callable[..., Any], args: Any, named: Any) -> Any:
+    """forward(module, *args, **named), the forward of its own class, with the calls above replaced."""
     state = state_of(module)
+    if state is not None and state.name == "" and as_pyg.gained_nothing(module, state.model, args, named):
+        return as_pyg.with_own_classes(module, state.model, args, named)
     if state is None or torch.compiler.is_compiling() or _is_replacing():
-        return forward(*args, **named)
-    engine, known = state.engine, state.model.nothing_to_replace
-    kind, size = f"{state.name} {module.training} {torch.is_grad_enabled()}", _largest((args, named))
-    if size <= known.get(kind, 0):
-        out = forward(*args, **named)
-        return engine.leave_room_for_loss(out) if state.name == "" else out
-    with _Replacing(engine) as mode:
-        out = forward(*args, **named)
-    if not mode.has_replaced and math.isfinite(size):
-        known[kind] = size
-    return engine.leave_room_for_loss(out)
+        return forward(module, *args, **named)
+    ours = functools.partial(_replaced, state, forward)
+    return as_pyg.watched(module, state.model, ours, args, named) if state.name == "" else ours(module, *args, **named)
 
 
-def _largest(given: Any) -> float:
-    """The number of elements of the largest tensor in what a model is called with; infinite if there may be others."""
-    if isinstance(given, Tensor):
-        return given.numel()
-    if isinstance(given, dict):
-        return max(map(_largest, given.values()), default=0)
-    if isinstance(given, (tuple, list)):
-        return max(map(_largest, given), default=0)
-    if hasattr(given, "stores"):  # PyG's Data and HeteroData
-        return max((_largest(dict(store)) for store in given.stores), default=0)
-    return 0 if given is None or isinstance(given, (int, float, str)) else math.inf
+def _replaced(state: LayerState, forward: Callable[..., Any], module: Any, *args: Any, **named: Any) -> Any:
+    note_call(state, forward, args, named)
+    with _Replacing(state.engine):
+        out = forward(module, *args, **named)
+    return state.engine.leave_room_for_loss(out)

@@ -14,6 +14,7 @@ from ..engine.choice import engine_of, note_call
 from ..engine.epilogue import Deferred, act_of, ready
 from ..engine.rules import LAYERS, is_a, is_hooked, is_plain
 from ..graph import Blocks
+from ..state import state_of
 
 
 class Stacked:
@@ -25,7 +26,7 @@ class Stacked:
         num_sampled_nodes_per_hop: list[int] | None = None, num_sampled_edges_per_hop: list[int] | None = None,
     ) -> Tensor:  # fmt: skip
         model: Any = self
-        note_call(model, Stacked.forward, (x, edge_index), {"batch": batch})
+        note_call(state_of(model), Stacked.forward, (x, edge_index), {"batch": batch})
         if isinstance(edge_index, Blocks):
             _check_layers(model, edge_index)
         if num_sampled_nodes_per_hop is not None:

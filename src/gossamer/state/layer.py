@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,20 +36,24 @@ class ModelState:
     drawn: dict[str, Any] = field(default_factory=dict)
     """What is known of the batch that a forward runs on, for all layers."""
     layers: dict[str, LayerState] = field(default_factory=dict)
-    nothing_to_replace: dict[str, float] = field(default_factory=dict)
-    """By module and kind of call: up to which size of its input a forward has called no function that ours replace."""
+    gained_nothing: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)
+    """By kind of call: up to which sizes of its input the model's forward took no path of ours (layers/as_pyg.py)."""
+    classes: list[tuple[weakref.ref[nn.Module], type[nn.Module], Any]] | None = None
+    """The model's lightened modules, their classes and those they had, once these are exchanged for a call."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or a model that was saved, finds its own modules."""
+        return self.__dict__ | {"classes": None}
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         layers = {name: found for name, layer in self.layers.items() if (found := layer.state())}
         shared = {} if self.backward is None else {"backward": self.backward.state()}
-        found = {"step": self.step, "epoch": self.epoch, "seed": self.seed, "layers": layers}
-        return found | {"nothing_to_replace": dict(self.nothing_to_replace)} | shared
+        return {"step": self.step, "epoch": self.epoch, "seed": self.seed, "layers": layers} | shared
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """What `state` returned, back in place; layers that it does not name begin anew."""
         self.step, self.epoch, self.seed = int(found["step"]), int(found["epoch"]), int(found.get("seed", self.seed))
-        self.nothing_to_replace = dict(found.get("nothing_to_replace", {}))
         for name, layer in self.layers.items():
             layer.restore(found["layers"].get(name, {}))
         if self.backward is not None:
@@ -71,6 +76,8 @@ class LayerState:
     precision: Any = None
     """Measures rounding in the first steps, if the recipe leaves the precision to be found; a convolution shares it
     with all it holds."""
+    own_class: Any = None
+    """The class that the module had before it was lightened."""
 
     def state(self) -> dict[str, Any]:
         return {} if self.precision is None else {"precision": self.precision.state()}

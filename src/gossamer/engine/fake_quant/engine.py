@@ -194,8 +194,8 @@ class Quantising(Engine):
 
     # Epilogues --------------------------------------------------------------------------------------------------
 
-    def takes(self, x: Tensor) -> bool:
-        return self.whole.takes(x)
+    def takes(self, x: Tensor, alone: bool = False) -> bool:
+        return self.whole.takes(x, alone)
 
     def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         return _noted(self.whole.run(x, epilogue), epilogue.p)

@@ -194,9 +194,9 @@ class Int8Engine(Engine):
 
     # Epilogues --------------------------------------------------------------------------------------------------
 
-    def takes(self, x: Tensor) -> bool:
-        """From few elements on: torch's norms depend on the number of threads."""
-        return rules.is_dense(x, rules.least.int8) or self.beneath.takes(x)
+    def takes(self, x: Tensor, alone: bool = False) -> bool:
+        """From where rows are quantised: torch's norms depend on the number of threads."""
+        return (not alone and rules.is_dense(x, rules.least.int8)) or self.beneath.takes(x, alone)
 
     def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         return self.beneath.run(x, epilogue)

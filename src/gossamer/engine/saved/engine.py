@@ -143,8 +143,8 @@ class Saved(Engine):
         given = (rows.h_src, rows.h_dst, (att_src, att_dst), (a_src, a_dst, a.edge_term), bias, setting)
         return gat_sum(graph, edges, *given), None
 
-    def takes(self, x: Tensor) -> bool:
-        return rules.saves_rows(x) or rules.is_dense(x)
+    def takes(self, x: Tensor, alone: bool = False) -> bool:
+        return rules.saves_rows(x) or self.whole.takes(x, alone)
 
     def run(self, x: Tensor, epilogue: EpilogueSpec) -> Tensor:
         if not rules.saves_little(x):

@@ -1,0 +1,92 @@
+"""What is too small to gain runs as PyG runs it: with the classes that its modules had before `lighten_`.
+
+A layer asks before every path of ours whether that pays (engine/rules.py). If in a whole call of a model none did, then
+asking is all that our layers added, on a small graph a third of the time. So from then on such a call, with inputs no
+larger, has its modules back in their own classes while it runs. The same functions of torch run either way: the results
+are the same bits. Sizes alone decide, and each rule looks at one input, so the largest of each are remembered.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.rules import gains, transformed
+from ..state import ModelState, state_of
+
+
+def gained_nothing(module: Any, model: ModelState, args: Any, named: Any) -> bool:
+    """Whether a call of this kind, no smaller, took no path of ours. Made before every call of a model: hence short."""
+    known = model.gained_nothing
+    if not known:
+        return False
+    given = _flat(args, named)
+    most = known.get((module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), len(given)))
+    if most is None or torch.compiler.is_compiling() or transformed():
+        return False
+    for each, size in zip(given, most, strict=True):
+        if type(each) is Tensor:
+            if each.numel() > size:
+                return False
+        elif type(each) not in PLAIN:
+            return False
+    return True
+
+
+def watched(module: Any, model: ModelState, ours: Callable[..., Any], args: Any, named: Any) -> Any:
+    """ours(module, *args, **named), and whether it gained anything is remembered."""
+    before, given = gains.count, _flat(args, named)
+    out = ours(module, *args, **named)
+    known_types = all(type(each) is Tensor or type(each) in PLAIN for each in given)
+    if gains.count == before and known_types and model.recipe.training is None and not transformed():
+        kind = (module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), len(given))
+        sizes = tuple(each.numel() if type(each) is Tensor else 0 for each in given)
+        model.gained_nothing[kind] = tuple(map(max, sizes, model.gained_nothing.get(kind, sizes)))
+    return out
+
+
+def with_own_classes(module: nn.Module, model: ModelState, args: Any, named: Any) -> Any:
+    """The original forward."""
+    classes, change = model.classes, object.__setattr__  # nn.Module's own would look for parameters first
+    if classes is None:
+        states = [(each, state_of(each)) for each in module.modules()]
+        classes = [(weakref.ref(each), type(each), own.own_class) for each, own in states if own is not None]
+        model.classes = classes
+    changed = []
+    try:
+        for ref, ours, own in classes:
+            each = ref()
+            if type(each) is ours:
+                change(each, "__class__", own)
+                changed.append((each, ours))
+        return module.forward(*args, **named)
+    finally:
+        for each, ours in changed:
+            change(each, "__class__", ours)
+
+
+PLAIN = {int, float, str, bool, type(None)}
+NESTED = {dict, tuple, list}
+
+
+def _flat(args: Any, named: Any) -> Sequence[Any]:
+    """What a model is called with, one by one."""
+    given = (*args, *named.values()) if named else args
+    for each in given:
+        if type(each) in NESTED:
+            leaves: list[Any] = []
+            _add_leaves(given, leaves)
+            return leaves
+    return given
+
+
+def _add_leaves(given: Iterable[Any], leaves: list[Any]) -> None:
+    for each in given:
+        if type(each) in NESTED:
+            _add_leaves(each.values() if type(each) is dict else each, leaves)
+        else:
+            leaves.append(each)
