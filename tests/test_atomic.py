@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -126,8 +127,55 @@ def test_no_folder(tmp_path):
         write(tmp_path / "nowhere" / "file", "text")
 
 
-def test_a_folder_in_its_place(tmp_path):
-    (tmp_path / "file").mkdir()
-    with pytest.raises(OSError):
-        write(tmp_path / "file", "text")
-    assert os.listdir(tmp_path) == ["file"]
+def bind_socket(path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+NO_FILES = {
+    "a folder": os.mkdir,
+    "a pipe": os.mkfifo,
+    "a socket": bind_socket,
+    "a device": lambda path: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3)),  # as /dev/null
+    "a link that leads nowhere": lambda path: os.symlink(path, path),
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_no_file_is_refused_and_stays(tmp_path, monkeypatch, kind, linked):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    try:
+        NO_FILES[kind]("file")
+    except PermissionError:
+        pytest.skip("only root makes devices")
+    if linked:
+        os.symlink("file", "link")
+    before = sorted(os.listdir()), os.lstat("file")
+    with pytest.raises(OSError, match=rf"`path` must be a file \(.*file is {kind}\); choose another name"):
+        write("link" if linked else "file", "text")
+    after = os.lstat("file")
+    assert (after.st_mode, after.st_ino) == (before[1].st_mode, before[1].st_ino)
+    assert sorted(os.listdir()) == before[0]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_stays_and_its_file_is_replaced(tmp_path, exists):
+    (tmp_path / "there").mkdir()
+    file, link, second = tmp_path / "there" / "file", tmp_path / "link", tmp_path / "second"
+    link.symlink_to("there/file")
+    second.symlink_to("link")
+    if exists:
+        write(file, "old")
+    write(second, "new")
+    assert file.read_text() == "new" and not file.is_symlink()
+    assert link.is_symlink() and second.is_symlink()
+    assert os.listdir(tmp_path / "there") == ["file"]
+
+
+def test_a_folder_that_is_read_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # root may write everywhere
+    message = rf"`--out` must be where.*{tmp_path} is read-only.*choose another place"
+    with pytest.raises(PermissionError, match=message), replacing(tmp_path / "file", "--out"):
+        pass
+    assert os.listdir(tmp_path) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import gossamer.atomic
 from gossamer import native, ops
 from gossamer.cli import app
 from gossamer.cli.doctor import advice, examine
@@ -79,3 +81,26 @@ def test_datasets_lists_what_is_ready() -> None:
 def test_unknown_command_is_refused() -> None:
     result = CliRunner().invoke(app, ["doktor"])
     assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "digits", "--width", "4", "--epochs", "1", "--out", "runs/1"),
+        ("compare", "digits", "--width", "4", "--epochs", "1", "--out", "compared"),
+        ("compress", "--dataset", "digits", "x.gsf", "--codec", "scalar:1"),
+        ("predict", "no.model", "--dataset", "digits", "--out", "out.npz"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_read_only_place_to_write_to(tmp_path, monkeypatch, command):
+    """Said in one line, before anything is computed."""
+    monkeypatch.chdir(tmp_path)
+    access = os.access
+    monkeypatch.setattr(gossamer.atomic.os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))
+    result = CliRunner().invoke(app, list(command))
+    assert result.exit_code == 2, result.output
+    assert re.search(
+        r"Error: `(--)?out` must be where files can be.*\(the folder \S+ is read-only", result.output
+    )
+    assert os.listdir() == []

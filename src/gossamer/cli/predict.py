@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from ..atomic import replacing
+from ..atomic import destination, replacing
 from ..datasets import GraphList
 from ..features import FeatureStore
 from ..graph import Graph
@@ -42,6 +42,8 @@ def predict(
     """Run an integer model; without PyG where graph and features come from files."""
     with told_plainly():
         _set_threads(threads)
+        if out is not None:
+            destination(out, "--out")  # known to be possible before anything is computed
         engine = load(model)
         begun = time.perf_counter()
         if dataset is not None:
@@ -125,5 +127,5 @@ def _write(path: Path, outputs: Tensor) -> None:
     arrays = {"outputs": outputs.numpy()}
     if outputs.size(1) > 1:
         arrays["prediction"] = outputs.argmax(1).numpy()
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with replacing(path, "--out") as temporary, open(temporary, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import report
-from ..atomic import replacing
+from ..atomic import check_folder, replacing
 from ..report.read import FORMAT
 from ..training.folder import RESUME
 from . import inference
@@ -28,8 +28,7 @@ class OtherComparison(ValueError):
 def take_over(folder: Path, document: Document, resume: bool) -> Document:
     """The new comparison with the runs that `folder` has of it; raises, before anything is written, if it may not."""
     path = folder / JSON_NAME
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"`out` must be a folder ({folder} is a file); choose another name")
+    check_folder(folder, "out")
     if not path.exists():
         return document
     before = _read(path)

@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ..atomic import put_in_place, replacing
+from ..atomic import destination, put_in_place, replacing
 from .file import Header, as_bytes, checksum
 from .layout import TABLE, tables
 
@@ -28,13 +28,8 @@ class Partial:
     """A file that is being written. `done`: how many blocks it holds already."""
 
     def __init__(self, path: Path, header: Header, identity: dict[str, Any], resume: bool) -> None:
-        if not path.parent.is_dir():
-            raise FileNotFoundError(
-                f"`out` must lie in an existing folder (there is no folder {path.parent}); create it"
-            )
-        if path.is_dir():
-            raise IsADirectoryError(f"`out` must be a file ({path} is a folder); choose another name")
-        self.path, self.header = path, header
+        self.path = path = destination(path, "out")
+        self.header = header
         self.partial, self.journal = (path.with_name(f".{path.name}.{kind}") for kind in ("partial", "journal"))
         self.head_bytes = header.head_bytes
         self.checksums: list[int] = []

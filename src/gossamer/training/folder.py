@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..atomic import replacing
+from ..atomic import check_folder, replacing
 from .checkpoint import NotWritten
 
 RUN, CHECKPOINT, RESULT = "run.json", "checkpoint.safetensors", "result.json"
@@ -31,8 +31,7 @@ RESUME = "add --resume on the command line (resume=True in Python)"
 
 def open_folder(folder: Path, settings: dict[str, Any], resume: bool) -> None:
     """Make the folder, or make sure that it holds this run; raises before anything is written."""
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"`out` must be a folder ({folder} is a file); choose another name")
+    check_folder(folder, "out")
     if not (folder / RUN).is_file():
         _check_vacant(folder, resume)
         folder.mkdir(parents=True, exist_ok=True)
