@@ -39,6 +39,7 @@ ORDER = [
     "native",
     "quiet_pyg",
     "atomic",
+    "checksums",
 ]
 
 # Some packages may import less than the order allows. Kernels are bound once, where the package is imported: what
@@ -47,13 +48,13 @@ ONLY: dict[str, set[str]] = {
     "datasets": {"quiet_pyg"},
     "report": {"atomic"},
     "engine": {"aggregate", "codecs", "graph", "ops", "memory", "state", "native"},
-    "features": {"codecs", "graph", "ops", "memory", "state", "atomic"},
+    "features": {"codecs", "graph", "ops", "memory", "state", "atomic", "checksums"},
     "aggregate": {"graph", "ops", "memory", "state"},
-    "inference": {"graph", "ops", "atomic"},
+    "inference": {"graph", "ops", "atomic", "checksums"},
     "serving": {"inference", "sampling", "graph", "ops"},
     "sampling": {"codecs", "graph", "ops", "memory", "state", "quiet_pyg"},
     "codecs": {"ops", "memory"},
-    "graph": {"ops", "memory", "state", "atomic"},
+    "graph": {"ops", "memory", "state", "atomic", "checksums"},
     "backends": {"ops", "memory", "native"},
     "ops": {"state", "native"},
     "memory": {"native"},
@@ -61,6 +62,7 @@ ONLY: dict[str, set[str]] = {
     "native": set(),
     "quiet_pyg": set(),
     "atomic": set(),
+    "checksums": set(),
 }
 
 

@@ -135,6 +135,11 @@ def test_parts_of_another_kind():
         Graph(graph.rowptr, graph.col.long(), 3)
     with pytest.raises(ValueError, match=r"`perm` must have the shape \[4\]"):
         Graph(graph.rowptr, graph.col, 3, perm=torch.arange(3))
+    for perm, message in (([0, 1, 2, 4], "must hold ids from 0 to 3"), ([0, 1, 1, 2], "must hold each position once")):
+        with pytest.raises((IndexError, ValueError), match=f"`perm` {message}"):
+            Graph(graph.rowptr, graph.col, 3, perm=torch.tensor(perm))
+    with pytest.raises(TypeError, match=r"`perm` must be int64 \(got torch.float32\)"):
+        Graph(graph.rowptr, graph.col, 3, perm=torch.arange(4.0))
     with pytest.raises(ValueError, match=r"`value` must have the shape \[4\], one number per edge \(got \(5,\)\)"):
         graph.with_value(torch.ones(5))
     with pytest.raises(ValueError, match=r"`value` must not require grad.*graph\.sort_edges\(weight\)"):

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import gossamer as gs
+from gossamer.checksums import of_contents
 from gossamer.inference import BadProgram, Program
-from gossamer.inference.file import checksum
 from support.graphs import graph
 from support.integer_models import COLUMNS, MODELS
 from support.tensors import rand
@@ -42,7 +42,7 @@ def parts(path):
 def forged(path, tensors, metadata, mend=True):
     """A file with these contents, and a checksum that is right for them."""
     if mend:
-        metadata["checksum"] = checksum(tensors, metadata["program"], metadata["recipe"])
+        metadata["checksum"] = of_contents(tensors, metadata["program"], metadata["recipe"])
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
     return path
 

@@ -165,7 +165,7 @@ def test_pygs_times_are_refused():
 def test_a_graph_from_disk_is_sampled_without_another_check(tmp_path, monkeypatch):
     graph = weighted_graph()
     graph.save(tmp_path / "graph.safetensors")
-    loaded = gs.Graph.load(tmp_path / "graph.safetensors")
+    loaded = gs.Graph.load(tmp_path / "graph.safetensors", mmap=True)
 
     def checked(ids, limit):
         assert ids.numel() < 100, "all columns are read once more"

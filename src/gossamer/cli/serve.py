@@ -18,6 +18,9 @@ def serve(
     model: Annotated[Path, typer.Argument(help="File of `gossamer export` or gs.export.")],
     graph: Annotated[Path | None, typer.Option(help="File of Graph.save, whose nodes can be asked for.")] = None,
     features: Annotated[Path | None, typer.Option(help="Its features: .npy, or .gsf of `gossamer compress`.")] = None,
+    mmap: Annotated[
+        bool, typer.Option("--mmap", help="Leave the graph in its file, which must then stay as it is.")
+    ] = False,
     fanouts: Annotated[
         str | None,
         typer.Option(help="Sample neighbours for each request, as 15,10; by default all, once at the start."),
@@ -42,7 +45,7 @@ def serve(
         if (graph is None) != (features is None):
             raise ValueError("`--graph` and `--features` go together")
         engine = load(model)
-        loaded = None if graph is None else Graph.load(graph)
+        loaded = None if graph is None else Graph.load(graph, mmap=mmap)
         rows = None if features is None else read_features(features)
         served = Served(engine, loaded, rows, numbers("--fanouts", fanouts))
         limits = Limits(body_bytes=int(max_mb * 2**20), answer_seconds=timeout)

@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checksums import of_tensors
 from ..codecs import Codec, Codes
 from ..codecs.rows import SAMPLE_ROWS, NotFinite, RowCodec, sample_ids
 from ..codecs.two_level import TwoLevel
 from ..ops._checks import ids_within
-from .file import OUTPUT_DTYPES, Header, checksum, important_before
+from .file import OUTPUT_DTYPES, Header, important_before
 from .layout import check_codec, fitted_tables, layout_of, refined, refines, row_tensors, tables, to_plain
 from .progress import Bar
 from .source import Source, source_of
@@ -231,6 +232,6 @@ def _identity(source: Source, codec: Codec, header: Header, rows: Tensor, mask: 
         "codec": to_plain(codec),
         "block": header.block,
         "dtype": str(header.dtype),
-        "sample": f"{len(rows)} rows {checksum([rows]):08x}",
-        "tables": f"{checksum(fitted_tables(header.codec, source.num_features, mask)):08x}",
+        "sample": f"{len(rows)} rows {of_tensors([rows]):08x}",
+        "tables": f"{of_tensors(fitted_tables(header.codec, source.num_features, mask)):08x}",
     }

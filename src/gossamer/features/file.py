@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..checksums import of_tensors
 from ..codecs import Codec
 from ..codecs.two_level import TwoLevel
 from .layout import IMPORTANT, OTHERS, ROWS, TABLE, Layout, Part, from_plain, tables, to_plain
@@ -267,28 +267,14 @@ def _part(tensor: Tensor, of: str, counts: dict[str, int]) -> Part:
     return Part(tensor.dtype, of, (tensor.size(0) // count if count else 1, *tensor.shape[1:]))
 
 
-# Checksums --------------------------------------------------------------------------------------------------------
-
-
-def checksum(tensors: list[Tensor], before: int = 0) -> int:
-    """CRC-32 of the bytes of tensors, one after the other."""
-    for each in tensors:
-        before = zlib.crc32(as_bytes(each), before)
-    return before
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
 def verify(path: Path, contents: Contents) -> None:
     """Read everything and compare the checksums."""
     header = contents.header
-    if checksum(tables(header.layout, contents.tensors)) != contents.tables_checksum:
+    if of_tensors(tables(header.layout, contents.tensors)) != contents.tables_checksum:
         raise BadFeatureFile(f"{path} is damaged: its tables do not have their checksum; compress the features again")
     for k, expected in enumerate(contents.checksums):
         low, high = k * header.block, min((k + 1) * header.block, header.num_rows)
-        if checksum(header.rows(contents.tensors, k)) != expected:
+        if of_tensors(header.rows(contents.tensors, k)) != expected:
             raise BadFeatureFile(
                 f"{path} is damaged: its rows {low} to {high - 1} do not have their checksum; compress the features "
                 "again"

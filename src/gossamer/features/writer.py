@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ..atomic import destination, put_in_place, replacing
-from .file import Header, as_bytes, checksum
+from ..checksums import as_bytes, of_tensors
+from .file import Header
 from .layout import TABLE, tables
 
 
@@ -57,7 +58,7 @@ class Partial:
         """The codes of the next block."""
         for (_, at, _), tensor in zip(self.header.spans(self.done), rows, strict=True):
             self._put(as_bytes(tensor), self.head_bytes + at)
-        self.checksums.append(checksum(rows))
+        self.checksums.append(of_tensors(rows))
         with open(self.journal, "a") as journal:
             journal.write(f"{self.checksums[-1]:08x}\n")
 
@@ -74,7 +75,7 @@ class Partial:
     def finish(self, made: list[Tensor]) -> None:
         """Write tables and head, flush, and let the file appear."""
         self._put_tables(made)
-        self._put(self.header.to_bytes(self.checksums, checksum(made)), 0)
+        self._put(self.header.to_bytes(self.checksums, of_tensors(made)), 0)
         put_in_place(self.partial, self.path)
         os.close(self.descriptor)
         self.journal.unlink(missing_ok=True)
@@ -131,7 +132,7 @@ class Partial:
     def _intact(self, found: list[int]) -> list[int]:
         """The checksums of the first blocks that are in the file as they were written."""
         for k, expected in enumerate(found[: self.header.num_blocks]):
-            if checksum(self.rows(k)) != expected:
+            if of_tensors(self.rows(k)) != expected:
                 return found[:k]
         return found[: self.header.num_blocks]
 
@@ -144,8 +145,8 @@ class Partial:
 def write_whole(path: Path, header: Header, tensors: tuple[Tensor, ...]) -> None:
     """A store that is in memory already, as a file."""
     made = tables(header.layout, tensors)
-    checksums = [checksum(header.rows(tensors, k)) for k in range(header.num_blocks)]
+    checksums = [of_tensors(header.rows(tensors, k)) for k in range(header.num_blocks)]
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        file.write(header.to_bytes(checksums, checksum(made)))
+        file.write(header.to_bytes(checksums, of_tensors(made)))
         for k in header.order():
             file.write(as_bytes(tensors[k]))

@@ -131,6 +131,7 @@ def from_torch_sparse(matrix: Tensor) -> Parts:
     else:
         (dst, src), values = matrix._indices(), matrix._values()
     rowptr, col, perm = coo_to_csr(dst.contiguous(), src.contiguous(), num_dst, num_src)
+    _checks.passed(rowptr, col, num_src, perm)
     return rowptr, col, num_src, _values(values)[perm], perm
 
 

@@ -67,10 +67,10 @@ class Graph:
                 f"`block` says that destinations are the first sources, so there must be no more of them (got "
                 f"{rowptr.numel() - 1} destinations and {num_src} sources)"
             )
-        for name, tensor in (("value", value), ("perm", perm)):
-            if tensor is not None:
-                _checks.shape_of(name, tensor, (col.numel(),), f"[{col.numel()}], one number per edge")
+        if perm is not None:
+            _checks.permutation("perm", perm, col.numel())
         if value is not None:
+            _checks.shape_of("value", value, (col.numel(),), f"[{col.numel()}], one number per edge")
             build.check_fixed("value", value)
         value = None if value is None else value.to(torch.float32).contiguous()
         fields = {"rowptr": rowptr, "col": col, "num_src": num_src, "value": value, "perm": perm, "block": block}
@@ -130,9 +130,14 @@ class Graph:
         file.save(self, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Graph:
-        """Read what `save` wrote, memory-mapped; the structure is checked once, weights are read when they are used."""
-        return cls(*file.load(path))
+    def load(cls, path: str | os.PathLike[str], *, mmap: bool = False) -> Graph:
+        """Read what `save` wrote, and compare its checksum.
+
+        With `mmap` the graph stays in the file and takes no memory of its own, for graphs that do not fit. The file
+        must then not be written to while the graph is used, which ends the process or changes results; to replace it by
+        renaming, as `save` does, is harmless.
+        """
+        return cls(*file.load(path, mmap))
 
     # Facts ------------------------------------------------------------------------------------------------------
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .. import checksums
 from ..atomic import replacing
 from .engine import Engine
 from .program import BadProgram, Program
@@ -38,7 +36,7 @@ def write(path: str | os.PathLike[str], program: Program, tensors: dict[str, Ten
         "format": f"{KIND}{VERSION}",
         "program": text,
         "recipe": recipe,
-        "checksum": checksum(plain, text, recipe),
+        "checksum": checksums.of_contents(plain, text, recipe),
     }
     with replacing(path) as temporary:
         save_file(plain, temporary, metadata=metadata)
@@ -61,7 +59,7 @@ def load(path: str | os.PathLike[str]) -> Engine:
         ) from None
     try:
         text, recipe = metadata["program"], metadata["recipe"]
-        if metadata["checksum"] != checksum(tensors, text, recipe):
+        if metadata["checksum"] != checksums.of_contents(tensors, text, recipe):
             raise BadModelFile(f"{path} is damaged: its contents do not have their checksum; export the model again")
         program = Program.from_plain(json.loads(text))
         return Engine(program, tensors, {"path": str(path), "recipe": json.loads(recipe)})
@@ -72,20 +70,6 @@ def load(path: str | os.PathLike[str]) -> Engine:
             f"`path` must be a file written by gs.export; the contents of {path} do not fit each other ({error}); "
             "export the model again"
         ) from None
-
-
-def checksum(tensors: dict[str, Tensor], *texts: str) -> str:
-    crc = 0
-    for name in sorted(tensors):
-        crc = zlib.crc32(name.encode(), crc)
-        crc = zlib.crc32(_bytes(tensors[name]), crc)
-    for text in texts:
-        crc = zlib.crc32(text.encode(), crc)
-    return f"{crc:08x}"
-
-
-def _bytes(tensor: Tensor) -> Any:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
 def _check_version(path: Path, metadata: dict[str, str]) -> None:

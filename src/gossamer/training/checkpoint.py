@@ -27,6 +27,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from ..atomic import replacing
+from ..checksums import of_tensors
 from .random_state import RandomState
 
 FORMAT = "gossamer.checkpoint.1"
@@ -149,7 +150,7 @@ def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         total = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), total)
-        total = zlib.crc32(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data, total)
+        total = of_tensors([tensor.cpu()], total)
     return f"{total:08x}"
 
 
