@@ -100,7 +100,5 @@ def test_a_read_only_place_to_write_to(tmp_path, monkeypatch, command):
     monkeypatch.setattr(gossamer.atomic.os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))
     result = CliRunner().invoke(app, list(command))
     assert result.exit_code == 2, result.output
-    assert re.search(
-        r"Error: `(--)?out` must be where files can be.*\(the folder \S+ is read-only", result.output
-    )
+    assert re.search(r"Error: `(--)?out` must be where files can be.*\(the folder \S+ is read-only", result.output)
     assert os.listdir() == []

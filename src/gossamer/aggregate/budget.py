@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..state.plain import real, whole
+
 if TYPE_CHECKING:
     from ..state import ModelState
     from .policy import TopRows
@@ -40,11 +42,24 @@ MEASURED_EVERY = 100
 """Passes after which the true error is measured, by an exact product beside the selected one."""
 
 
+MOST_PRODUCTS = 10_000
+"""Of one module in a pass, in a checkpoint that is believed."""
+
+
 class Curve(NamedTuple):
     """At each point of a grid the share of the work of the best rows up to there, and the score that they keep."""
 
     work: Sequence[float]
     kept: Sequence[float]
+
+    @classmethod
+    def of_plain(cls, found: Any, allocation: str) -> Curve:
+        """That of a checkpoint; raises if it is no curve of this allocation."""
+        work, kept = ([real(value, 0) for value in column] for column in found)
+        points = len(ROW_GRID if allocation == "greedy" else WORK_GRID)
+        if len(work) != points or len(kept) != points:
+            raise ValueError(f"a curve must have {points} points (got {len(work)} and {len(kept)})")
+        return cls(work, kept)
 
     def averaged(self, new: Curve) -> Curve:
         """The mean of both, point by point."""
@@ -250,11 +265,11 @@ class Budget:
         self.passes = 0
         if found is None:
             return
-        self.passes, self.seed, self.last_phase = int(found["passes"]), int(found["seed"]), str(found["last_phase"])
+        self.passes, self.seed, self.last_phase = whole(found["passes"]), whole(found["seed"]), str(found["last_phase"])
         unit, when = found["allocated_at"] or (None, 0)
-        self.allocated_at = None if unit is None else (str(unit), int(when))
+        self.allocated_at = None if unit is None else (str(unit), whole(when))
         if found["seconds"] is not None:
-            self.step_seconds, self.product_seconds = map(float, found["seconds"])
+            self.step_seconds, self.product_seconds = (real(seconds, 0) for seconds in found["seconds"])
         for name, own in found["layers"].items():
-            layer = self.layers[name] = policies[own["module"]].product(int(own["number"]))
+            layer = self.layers[name] = policies[own["module"]].product(whole(own["number"], high=MOST_PRODUCTS))
             layer.restore(own)

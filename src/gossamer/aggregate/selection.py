@@ -37,6 +37,7 @@ from ..ops.csr import Sparse, row_of_edge
 from ..ops.quantize_rows import QRows
 from ..ops.row_selection import kept_matrix
 from ..ops.spmm import row_sums
+from ..state.plain import real, whole
 from .budget import Budget, Curve, curve_of
 from .policy import NonzeroRows, Product, Result, Transposed
 
@@ -283,14 +284,19 @@ class RowSelection:
 
     def restore(self, found: Mapping[str, Any]) -> None:
         self._forget()
-        for name in self.NUMBERS:
-            setattr(self, name, found[name])
+        self.last_pass, self.draws = whole(found["last_pass"]), whole(found["draws"])
+        self.width, self.edges = whole(found["width"], 1), whole(found["edges"], 1)
+        self.followed_at = whole(found["followed_at"], -FOLLOWED_EVERY)
+        self.norm, self.kept_work = real(found["norm"], 0), real(found["kept_work"], 0, 1)
+        self.share, self._drawn_for = (None if found[k] is None else real(found[k]) for k in ("share", "drawn_for"))
+        self.at_floor, self._uses = bool(found["at_floor"]), whole(found["uses"])
         self.estimated_error, self.measured_error = (math.nan if e is None else float(e) for e in found["errors"])
-        self.curve = None if found["curve"] is None else Curve(*found["curve"])
-        self._keep, self._had = (_read(found[name], np.bool_) for name in ("keep", "had"))
-        self._weight = _read(found["weight"], np.float32)
-        self._uses, self._drawn_for = int(found["uses"]), found["drawn_for"]
-        self._graph = None if found["graph"] is None else tuple(found["graph"])
+        allocation = self.budget.setting.allocation
+        self.curve = None if found["curve"] is None else Curve.of_plain(found["curve"], allocation)
+        if found["keep"] is not None:
+            _, rows, *_ = self._graph = tuple(whole(n) for n in found["graph"])
+            self._keep, self._had = (_read(found[name], np.bool_, rows) for name in ("keep", "had"))
+            self._weight = None if found["weight"] is None else _read(found["weight"], np.float32, rows)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_compact": None, "_norms": None}  # what can be made again; weak references are no copy
@@ -398,13 +404,13 @@ def _written(tensor: Tensor | None) -> str | None:
     return f"{data.size}:{base64.b64encode(zlib.compress(packed.tobytes())).decode()}"
 
 
-def _read(text: str | None, dtype: Any) -> Tensor | None:
-    if text is None:
-        return None
+def _read(text: str, dtype: Any, rows: int) -> Tensor:
+    """The tensor that was written; raises if it is not of so many rows, before more than that is unpacked."""
     size, data = text.split(":")
-    raw = zlib.decompress(base64.b64decode(data))
+    expected = -(-rows // 8) if dtype is np.bool_ else rows * np.dtype(dtype).itemsize
+    raw = zlib.decompressobj().decompress(base64.b64decode(data), expected + 1)
+    if int(size) != rows or len(raw) != expected:
+        raise ValueError(f"a selection of {rows} rows must stand where one of {size[:40]} does")
     if dtype is np.bool_:
-        found = np.unpackbits(np.frombuffer(raw, np.uint8), count=int(size)).astype(np.bool_)
-    else:
-        found = np.frombuffer(raw, dtype).copy()
-    return torch.from_numpy(found)
+        return torch.from_numpy(np.unpackbits(np.frombuffer(raw, np.uint8), count=rows).astype(np.bool_))
+    return torch.from_numpy(np.frombuffer(raw, dtype).copy())

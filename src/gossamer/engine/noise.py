@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..ops.random import key_of
 from ..state.location import layer_here
+from ..state.plain import whole
 
 LATELY = 64
 """How many recent calls are remembered."""
@@ -38,7 +39,10 @@ class Stream:
         return [(asked.hex(), count) for asked, count in self._asked.items()]
 
     def restore(self, state: Iterable[Sequence[Any]]) -> None:
-        self._asked = OrderedDict((bytes.fromhex(asked), count) for asked, count in state)
+        found = OrderedDict((bytes.fromhex(asked), whole(count)) for asked, count in state)
+        if len(found) > LATELY:
+            raise ValueError(f"at most {LATELY} recent seeds must be named (got {len(found)})")
+        self._asked = found
 
     def seed(self, x: Tensor | None) -> int:
         state = torch.get_rng_state().numpy().tobytes() + (b"" if x is None else _sample(x))

@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from .plain import LARGEST, whole
+
 ATTRIBUTE = "_gossamer"
 """Where `lighten_` puts a module's state."""
 
@@ -53,7 +55,8 @@ class ModelState:
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """What `state` returned, back in place; layers that it does not name begin anew."""
-        self.step, self.epoch, self.seed = int(found["step"]), int(found["epoch"]), int(found.get("seed", self.seed))
+        self.step, self.epoch = whole(found["step"]), whole(found["epoch"])
+        self.seed = whole(found.get("seed", self.seed), -LARGEST - 1)
         for name, layer in self.layers.items():
             layer.restore(found["layers"].get(name, {}))
         if self.backward is not None:

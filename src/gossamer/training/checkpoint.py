@@ -13,10 +13,12 @@ There is no pickle in it, so a checkpoint from elsewhere cannot run code.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 
 from ..atomic import replacing
 from ..checksums import of_tensors
+from . import random_state
 from .random_state import RandomState
 
 FORMAT = "gossamer.checkpoint.1"
@@ -97,12 +100,26 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except SafetensorError as error:
         raise _damaged(path, f"it is truncated or not safetensors: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"it holds tensors of another kind: {error!r}") from error
     if metadata.get("format") != FORMAT:
         raise _damaged(path, f"its format is {metadata.get('format')!r} instead of {FORMAT!r}")
     text = metadata.get("state", "")
     if metadata.get("checksum") != _checksum(tensors, text):
         raise _damaged(path, "its checksum does not agree with what it holds")
-    return _parse(tensors, json.loads(text))
+    with believed(path):
+        found = _parse(tensors, json.loads(text))
+        random_state.check(found.random)
+    return found
+
+
+@contextlib.contextmanager
+def believed(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Where the contents of a file are used whose checksum is right: they may still be anyone's."""
+    try:
+        yield
+    except Exception as error:
+        raise _damaged(Path(path), f"its contents do not fit each other: {type(error).__name__}: {error}") from error
 
 
 def _parse(tensors: dict[str, Tensor], state: dict[str, Any]) -> Checkpoint:
@@ -121,9 +138,32 @@ def _parse(tensors: dict[str, Tensor], state: dict[str, Any]) -> Checkpoint:
 
 
 def check_fits(checkpoint: Checkpoint, model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Names and shapes must be those of `model`."""
-    have = {key: list(value.shape) for key, value in checkpoint.model.items()}
-    want = {key: list(value.shape) for key, value in model.state_dict().items()}
+    """Names, shapes and dtypes must be those of `model`, of the best weights, too."""
+    want = {key: _kind(value) for key, value in model.state_dict().items()}
+    for found in (checkpoint.model, checkpoint.best):
+        _check_same(path, {key: _kind(value) for key, value in found.items()}, want)
+
+
+def check_moments(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, path: str | os.PathLike[str]) -> None:
+    """What Adam remembers of a parameter must be all that it will look for, in the shape of the parameter."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    with believed(path):
+        for index, values in checkpoint.optimizer.items():
+            want = {"step": [], "exp_avg": (shape := list(parameters[index].shape)), "exp_avg_sq": shape}
+            have = {name: list(value.shape) for name, value in values.items()}
+            if index < 0 or have != want:
+                raise ValueError(f"the optimizer's moments {have} of parameter {index} are not {want}")
+            if not all(value.dtype.is_floating_point and not bool(value.isnan().any()) for value in values.values()):
+                raise ValueError(f"the optimizer's moments of parameter {index} are not numbers")
+            if not 0 <= float(values["step"]) < math.inf or bool((values["exp_avg_sq"] < 0).any()):
+                raise ValueError(f"the optimizer's moments of parameter {index} are negative")
+
+
+def _kind(value: Tensor) -> str:
+    return f"{list(value.shape)}" if value.dtype == torch.float32 else f"{list(value.shape)} {value.dtype}"
+
+
+def _check_same(path: str | os.PathLike[str], have: dict[str, str], want: dict[str, str]) -> None:
     if have == want:
         return
     told = [f"{key} is missing" for key in want if key not in have]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from ..report.units import Metric
+from ..state.plain import real
 
 
 class Epoch(NamedTuple):
@@ -33,10 +34,10 @@ class History:
 
     @classmethod
     def replay(cls, higher_is_better: bool, columns: dict[str, list[float]]) -> History:
-        """The history that `columns` wrote."""
+        """The history that `columns` wrote; raises for anything else."""
         history = cls(higher_is_better)
-        for row in zip(*(columns[name] for name in ("loss", "val", "test", "seconds")), strict=True):
-            history.append(*row)
+        for loss, val, test, seconds in zip(*(columns[n] for n in ("loss", "val", "test", "seconds")), strict=True):
+            history.append(real(loss), real(val), real(test), real(seconds, 0))
         return history
 
     def __len__(self) -> int:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..engine.noise import stream
+from ..engine.noise import Stream, stream
+from ..state.plain import real, whole
+
+MT_WORDS = 624
+"""Of the state of a Mersenne Twister, which torch, numpy and Python all draw from."""
 
 
 class RandomState(NamedTuple):
@@ -43,9 +48,37 @@ def capture() -> RandomState:
 
 
 def restore(state: RandomState) -> None:
-    python, numpy = state.others["python"], state.others["numpy"]
     torch.set_rng_state(state.torch)
     stream.restore(state.others.get("noise", []))
-    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
-    keys = np.array(numpy["keys"], np.uint32)
-    np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))
+    random.setstate(_python(state))
+    np.random.set_state(_numpy(state))
+
+
+def check(state: RandomState) -> None:
+    """Raise for a state that no generator was ever in. The generators believe what they are told: numpy's and torch's
+    read far outside of their state if the position in it is a large number."""
+    torch.Generator().set_state(state.torch)
+    _check_position(state.torch)
+    random.Random().setstate(_python(state))
+    np.random.RandomState().set_state(_numpy(state))
+    Stream().restore(state.others.get("noise", []))
+
+
+def _check_position(state: Tensor) -> None:
+    """torch's state begins with the seed, the number of words left, whether it was seeded, and the next word."""
+    _, left, _, following = struct.unpack_from("<QiiQ", state.numpy().tobytes())
+    if left != 1 and left + following != MT_WORDS + 1:
+        raise ValueError(f"torch's generator has {left} words left and stands at word {following}")
+
+
+def _python(state: RandomState) -> tuple[Any, ...]:
+    python = state.others["python"]
+    gauss = None if python["gauss"] is None else real(python["gauss"])
+    return whole(python["version"], 3, 3), tuple(whole(word, high=2**32 - 1) for word in python["words"]), gauss
+
+
+def _numpy(state: RandomState) -> tuple[Any, ...]:
+    numpy = state.others["numpy"]
+    keys = np.array([whole(key, high=2**32 - 1) for key in numpy["keys"]], np.uint32)
+    position, has_gauss = whole(numpy["position"], high=MT_WORDS), whole(numpy["has_gauss"], high=1)
+    return numpy["kind"], keys, position, has_gauss, real(numpy["cached"])

@@ -61,13 +61,16 @@ class Run:
         if path.exists():
             found = files.load(path)
             files.check_fits(found, model, path)
-            self._check_epochs(len(found.state["history"]["loss"]))
+            files.check_moments(found, optimizer, path)
+            with files.believed(path):
+                history = History.replay(higher_is_better, found.state["history"])
+            self._check_epochs(len(history))
             state = model_state_of(model)
             if state is not None and found.state.get("model"):
                 _restore(state, found.state["model"], path)
             files.restore(found, model, optimizer)
             random_state.restore(found.random)
-            history, best = History.replay(higher_is_better, found.state["history"]), found.best
+            best = found.best
             self.saved_epoch = len(history)
         write_json(self.folder / RUN, {"settings": self.settings, "environment": self.environment})
         if not path.exists():

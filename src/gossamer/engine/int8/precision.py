@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ...ops.quantize_rows import QRows
 from ...state import LayerState, state_of
+from ...state.plain import real, whole
 
 STEPS = 3
 SAMPLE = 2**16
@@ -95,7 +96,8 @@ class Watch:
         return {"steps": self.steps, "nsr": dict(self.nsr)}
 
     def restore(self, found: Mapping[str, Any]) -> None:
-        self.steps, self.nsr = int(found.get("steps", 0)), dict(found.get("nsr", {}))
+        self.steps = whole(found.get("steps", 0), high=STEPS)
+        self.nsr = {str(role): real(noise, 0) for role, noise in found.get("nsr", {}).items()}
         self._settle()
 
     @property
