@@ -78,6 +78,12 @@ def test_datasets_lists_what_is_ready() -> None:
     assert "digits" in run("datasets")
 
 
+def test_datasets_names_a_damaged_file(tmp_path, monkeypatch) -> None:
+    (tmp_path / "mine.npz").write_bytes(b"half of a fi")
+    monkeypatch.setenv("GOSSAMER_DATA", str(tmp_path))
+    assert re.search(r"mine is damaged: .*mine\.npz must be an \.npz archive.*Remedy: copy the file", run("datasets"))
+
+
 def test_unknown_command_is_refused() -> None:
     result = CliRunner().invoke(app, ["doktor"])
     assert result.exit_code == 2

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import io
+import zipfile
+
+import numpy as np
 import pytest
 import torch
 
-from gossamer.datasets import DatasetInfo, UnknownDataset, load, local
+from gossamer.datasets import BadDatasetFile, DatasetInfo, UnknownDataset, load, local
+from gossamer.datasets.npz import Npz
 
 NODE_SETS = (
     "cora",
@@ -33,6 +38,31 @@ def test_a_broken_file_is_listed_with_its_fault_and_hides_no_other(node_file):
     found = {info.name: info for info in local.infos()}
     assert found["ring"].ready and not found["broken"].ready and not found["empty"].ready
     assert "must be an .npz archive" in found["broken"].note and "`indptr`" in found["empty"].note
+    assert found["broken"].note.startswith("damaged: ")
+
+
+def test_a_damaged_file_fails_only_where_it_is_asked_for(node_file):
+    """An unfinished header is a TokenError in NumPy, which no other name need know of."""
+    path = node_file("broken", x=np.zeros((6, 2)))
+    content = path.read_bytes()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in np.load(io.BytesIO(content)).files:
+            with zipfile.ZipFile(io.BytesIO(content)) as whole:
+                member = whole.read(f"{name}.npy")
+            archive.writestr(f"{name}.npy", member.replace(b"}", b"(", 1) if name == "meta" else member)
+    node_file("ring")
+    assert load("digits").num_nodes == 1797 and load("ring").num_nodes == 6
+    with pytest.raises(BadDatasetFile, match=r"broken\.npz: `meta` must be an array with a readable header.*Remedy"):
+        load("broken")
+    assert {info.name: info.ready for info in local.infos()} == {"broken": False, "ring": True}
+
+
+def test_resolving_a_name_opens_no_other_file(node_file, monkeypatch):
+    node_file("other"), node_file("ring")
+    opened, init = [], Npz.__init__
+    monkeypatch.setattr(Npz, "__init__", lambda npz, path: (opened.append(path.name), init(npz, path))[1])
+    load("ring"), load("digits")
+    assert set(opened) == {"ring.npz"}
 
 
 @pytest.mark.parametrize("value", [None, "/no/such/folder"])

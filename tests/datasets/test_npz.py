@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
 import random
+import zipfile
 
 import numpy as np
 import pytest
 
 from gossamer.datasets import BadDatasetFile, load
+from gossamer.datasets import npz as npz_files
 from gossamer.datasets.npz import Npz, read_meta
 
 
@@ -87,3 +90,50 @@ def test_values_too_large_for_float32(node_file):
     node_file(x=np.full((6, 2), 1e300))
     with pytest.raises(BadDatasetFile, match=r"`x` must be finite numbers .found 12"):
         load("ring")
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_header_that_claims_more_than_there_is(tmp_path, node_file):
+    """Nothing is allocated for it."""
+    path = node_file()
+    with zipfile.ZipFile(path, "a") as archive:
+        member = io.BytesIO()
+        np.lib.format.write_array_header_1_0(member, {"shape": (10**12, 4), "fortran_order": False, "descr": "<f4"})
+        archive.writestr("x_data.npy", member.getvalue() + b"\0" * 64)
+    message = r"`x_data` must be 16,000,000,000,000 bytes, as its shape .* says \(found 64\)"
+    for read in (
+        lambda npz: npz.reals("x_data", (None, None)),
+        lambda npz: npz["x_data"],
+        lambda npz: npz.shape("x_data"),
+    ):
+        with pytest.raises(BadDatasetFile, match=message):
+            read(Npz(path))
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"x": np.zeros((6, 10_000), np.uint8)}, {"x": None, "x_shape": np.array([6, 10**10])}]
+)
+def test_what_unpacks_to_more_than_the_memory(node_file, monkeypatch, sizes):
+    """Zeros are packed a thousand to one, and uint8 becomes float32."""
+    sparse = {"x_indptr": np.zeros(7, np.int64), "x_indices": np.zeros(0, np.int64), "x_data": np.zeros(0, np.float32)}
+    node_file(**(sizes if sizes["x"] is not None else sizes | sparse))
+    monkeypatch.setattr(npz_files, "available_memory", lambda: 100_000)
+    with pytest.raises(
+        BadDatasetFile, match=r"`x(_shape)?` needs [\d,]+ bytes of memory, and 100,000 are available.*Remedy"
+    ):
+        load("ring")
+
+
+def test_counts_that_would_fill_the_memory(graph_file):
+    graph_file(node_ptr=np.array([0, 2, 5, 10**12]))
+    with pytest.raises(BadDatasetFile, match=r"`node_ptr` needs 256,000,000,000,000 bytes of memory"):
+        load("three")
+    graph_file(node_type=np.array([0, 1, 2, 3, 4, 10**12]))
+    with pytest.raises(BadDatasetFile, match=r"`node_type` needs [\d,]+ bytes of memory"):
+        load("three")
+
+
+def test_the_memory_of_this_machine_is_known():
+    assert 10**7 < npz_files.available_memory() < 10**15

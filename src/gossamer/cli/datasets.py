@@ -25,9 +25,12 @@ def show(infos: list[DatasetInfo], console: Console) -> None:
         cells = [info.name, info.source, *("" if size is None else f"{size:,}" for size in sizes)]
         table.add_row(*cells, *([info.task, info.note] if roomy else []), style=None if info.ready else "dim")
     console.print(table)
-    waiting = sum(not info.ready for info in infos)
+    waiting = sum(not info.ready and info.source != "local" for info in infos)
     if waiting:
         console.print(f"{waiting} dim rows are downloaded when first loaded, which needs a network.", style="dim")
+    for info in infos:
+        if not info.ready and info.source == "local":
+            console.print(f"{info.name} is {info.note}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def datasets(

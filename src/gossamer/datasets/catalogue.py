@@ -1,7 +1,8 @@
 """`load` and `available`: every dataset by its name, wherever it comes from.
 
-A source is a module with two functions, `infos(root)` and `load(name, **options)`. Where two sources know one name,
-the first of `SOURCES` gives it: files on this machine come before downloads. "pyg:cora" asks one source.
+A source is a module with two functions, `infos(root, wanted)`, which looks at the sets of wanted names alone, and
+`load(name, **options)`. Where two sources know one name, the first of `SOURCES` gives it: files on this machine come
+before downloads. "pyg:cora" asks one source.
 Names are compared without regard to case, and `-` equals `_`.
 """
 
@@ -73,9 +74,8 @@ def find(name: str, root: PathLike | None = None) -> tuple[DatasetInfo, ModuleTy
         raise UnknownDataset(f"`name` {name!r} must begin with one of {', '.join(SOURCES)} before the colon")
     for source, module in SOURCES.items():
         if prefix.lower() in ("", source):
-            for info in module.infos(root):
-                if _plain(info.name) == _plain(rest):
-                    return info, module
+            for info in module.infos(root, lambda listed: _plain(listed) == _plain(rest)):
+                return info, module
     raise UnknownDataset(_unknown(name, root))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from . import splits
 from .folders import PathLike
-from .info import BadDatasetFile, DatasetInfo, DatasetUnavailable, check_options
+from .info import BadDatasetFile, DatasetInfo, DatasetUnavailable, Wanted, check_options, every
 from .pyg_data import make_data
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 NODES, PIXELS, CLASSES, LARGEST_VALUE = 1797, 64, 10, 16
 
 
-def infos(root: PathLike | None = None) -> list[DatasetInfo]:
+def infos(root: PathLike | None = None, wanted: Wanted = every) -> list[DatasetInfo]:
     """The one embedded set. The number of edges is that of the default k."""
     ready = (table := _table_path()) is not None and table.is_file()
     note = "k nearest neighbours of handwritten digits; 20 training nodes per class / 500 / rest"
-    return [DatasetInfo("digits", "embedded", "node multiclass", NODES, 19_858, PIXELS, CLASSES, note, ready)]
+    info = DatasetInfo("digits", "embedded", "node multiclass", NODES, 19_858, PIXELS, CLASSES, note, ready)
+    return [info] if wanted(info.name) else []
 
 
 def load(name: str, root: PathLike | None = None, **options: Any) -> Data:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .block_model import BlockModel
 from .folders import PathLike, cache_folder, free_bytes
-from .info import MULTICLASS, MULTILABEL, DatasetInfo, check_options
+from .info import MULTICLASS, MULTILABEL, DatasetInfo, Wanted, check_options, every
 from .powerlaw import generate, powerlaw
 from .stream import describe, stream_bytes, write_stream
 from .stream_open import open_stream
@@ -36,7 +36,7 @@ NOTES = {
 }
 
 
-def infos(root: PathLike | None = None) -> list[DatasetInfo]:
+def infos(root: PathLike | None = None, wanted: Wanted = every) -> list[DatasetInfo]:
     """The named sizes, and `powerlaw` for any other."""
     listed = [
         DatasetInfo(
@@ -51,11 +51,12 @@ def infos(root: PathLike | None = None) -> list[DatasetInfo]:
             ready=_is_ready(name, model, cache_folder(root)),
         )
         for name, model in MODELS.items()
+        if wanted(name)
     ]
     note = (
         "any size: num_nodes=, num_edges=, num_features=, num_classes=, homophily=, exponent=, noise=, labels=, seed="
     )
-    return [*listed, DatasetInfo("powerlaw", "generated", MULTICLASS, note=note)]
+    return [*listed, *([DatasetInfo("powerlaw", "generated", MULTICLASS, note=note)] if wanted("powerlaw") else [])]
 
 
 def load(name: str, **options: Any) -> Data:

@@ -13,6 +13,14 @@ MULTICLASS, MULTILABEL = "node multiclass", "node multilabel"
 Source = Literal["embedded", "generated", "local", "pyg", "ogb"]
 
 
+Wanted = Callable[[str], bool]
+"""Which names of a source are asked for."""
+
+
+def every(name: str) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class DatasetInfo:
     """One line of the list of datasets. A count that is not known before loading is None."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .folders import PathLike, data_folder
 from .graph_list import GraphList
-from .info import BadDatasetFile, DatasetInfo, check_options
+from .info import BadDatasetFile, DatasetInfo, Wanted, check_options, every
 from .local_graphs import DEGREE_COLUMNS, SUPERPIXEL_COLUMNS, load_graphs
 from .local_nodes import load_nodes
 from .npz import Npz, read_meta
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 
-def infos(root: PathLike | None = None) -> list[DatasetInfo]:
-    """One entry per file, from headers alone; a file that cannot be read is listed as not ready, with the reason."""
+def infos(root: PathLike | None = None, wanted: Wanted = every) -> list[DatasetInfo]:
+    """One entry per file, from headers alone; one that cannot be read is listed as damaged and not ready, with the
+    reason. Files of other names than those wanted are not opened."""
     folder = data_folder()
-    return [_info(path) for path in sorted(folder.glob("*.npz"))] if folder else []
+    return [_info(path) for path in sorted(folder.glob("*.npz")) if wanted(path.stem)] if folder else []
 
 
 def load(name: str, root: PathLike | None = None, **options: Any) -> Data | GraphList:
@@ -48,7 +49,7 @@ def _info(path: Path) -> DatasetInfo:
             nodes, edges, note = npz.shape("indptr")[0] - 1, npz.shape("indices")[0], f"split: {meta.split}"
         return DatasetInfo(path.stem, "local", meta.task, nodes, edges, _num_features(npz), meta.classes, note)
     except (BadDatasetFile, IndexError) as error:
-        return DatasetInfo(path.stem, "local", "unknown", note=str(error), ready=False)
+        return DatasetInfo(path.stem, "local", "unknown", note=f"damaged: {error}", ready=False)
 
 
 def _num_features(npz: Npz) -> int | None:

@@ -69,7 +69,9 @@ def _num_nodes(npz: Npz) -> int:
         if name in npz:
             return npz.length(name)
     pointers = npz.integers("node_ptr", (None,))
-    return int(pointers[-1]) if len(pointers) else 0
+    count = int(pointers[-1]) if len(pointers) else 0
+    npz.check_memory("node_ptr", count * DEGREE_COLUMNS * 4)
+    return count
 
 
 def _features(
@@ -99,6 +101,7 @@ def _types(npz: Npz, name: str, count: int) -> Tensor:
     listed = [f"{name}_{kind}" for kind in ("values", "names") if f"{name}_{kind}" in npz]
     width = npz.length(listed[0]) if listed else int(types.max(initial=0)) + 1
     npz.check_range(name, types, 0, width)
+    npz.check_memory(name, count * width * 4)
     return _one_hot(types, width)
 
 

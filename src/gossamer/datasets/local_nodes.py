@@ -69,6 +69,7 @@ def _features(npz: Npz, num_nodes: int, sparse: bool) -> Tensor:
     data = npz.reals("x_data", (len(col),))
     if sparse:
         return _sparse_csr(npz, (indptr, col, data), (rows, columns))
+    npz.check_memory("x_shape", rows * columns * 4)
     x = torch.zeros(rows, columns)
     row = torch.from_numpy(np.repeat(np.arange(rows), np.diff(indptr)))
     return x.index_put_((row, torch.from_numpy(col)), torch.from_numpy(data), accumulate=True)

@@ -1,14 +1,15 @@
 """Reading .npz archives that may be damaged, foreign or hostile.
 
 Nothing is unpickled. Whatever is wrong becomes one error that names the file, the array, what was expected, what was
-found, and the remedy.
+found, and the remedy. An array's header is read first: an archive of a megabyte may claim gigabytes, or unpack to them.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -18,13 +19,30 @@ from numpy.typing import NDArray
 from .info import BadDatasetFile
 
 REMEDY = "Remedy: copy the file again from where it came, or take it out of the folder"
-# RuntimeError: encrypted or unknown compression; MemoryError: a header that claims an absurd size.
-_READ_ERRORS = (OSError, EOFError, ValueError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+_READ_ERRORS = Exception  # of any kind: a header is Python text, which NumPy hands to the tokenizer
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping, as the system estimates; all of the memory where it does not."""
+    try:
+        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024 * int(facts["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def bad(path: Path, array: str, expected: str, found: object) -> BadDatasetFile:
     """The error for one array of a file."""
     return BadDatasetFile(f"{path}: `{array}` must be {expected} (found {found}). {REMEDY}")
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @final
@@ -48,23 +66,41 @@ class Npz:
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self:
             raise bad(self.path, name, "among its arrays", f"only {sorted(self.names)}")
+        self.check_memory(name, self._header(name).nbytes)
         try:
             with open(self.path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
                 return np.asarray(file[name])
         except _READ_ERRORS as error:
             raise bad(self.path, name, "a readable array without Python objects", error) from error
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an array from its header, without unpacking the array."""
+    def check_memory(self, name: str, needed: int) -> None:
+        """Raise if so many bytes, which come of the array, are more than there is memory for."""
+        free = available_memory()
+        if needed > free:
+            raise BadDatasetFile(
+                f"{self.path}: `{name}` needs {needed:,} bytes of memory, and {free:,} are available. Remedy: free "
+                f"some, or take a larger machine; if the set should be small, the file is damaged: {REMEDY[8:]}"
+            )
+
+    def _header(self, name: str) -> _Header:
         if name not in self:
             raise bad(self.path, name, "among its arrays", f"only {sorted(self.names)}")
         try:
             with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as member:
                 version = np.lib.format.read_magic(member)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                return tuple(read(member)[0])
+                shape, _, dtype = read(member)
+                stored = archive.getinfo(f"{name}.npy").file_size - member.tell()
         except _READ_ERRORS as error:
             raise bad(self.path, name, "an array with a readable header", error) from error
+        header = _Header(tuple(shape), dtype)
+        if header.nbytes != stored and not dtype.hasobject:  # those are refused when they are read
+            raise bad(self.path, name, f"{header.nbytes:,} bytes, as its shape {list(shape)} of {dtype} says", stored)
+        return header
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array from its header, without unpacking the array."""
+        return self._header(name).shape
 
     def length(self, name: str) -> int:
         """The first dimension of an array, from its header."""
@@ -75,27 +111,31 @@ class Npz:
 
     def integers(self, name: str, shape: tuple[int | None, ...]) -> NDArray[np.int64]:
         """The array as int64, after checking that it holds integers in the given shape (None = any length)."""
-        return self._typed(name, "iu", "integers", shape).astype(np.int64)
+        return self._typed(name, "iu", "integers", shape, np.int64)
 
     def reals(self, name: str, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
         """The array as float32, after checking that it holds finite numbers in the given shape."""
         with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, and is refused below
-            array = self._typed(name, "iuf", "numbers", shape).astype(np.float32)
+            array = self._typed(name, "iuf", "numbers", shape, np.float32)
         if not np.isfinite(array).all():
             raise bad(self.path, name, "finite numbers", f"{np.count_nonzero(~np.isfinite(array))} that are not")
         return array
 
     def booleans(self, name: str, shape: tuple[int | None, ...]) -> NDArray[np.bool_]:
         """The array, after checking that it holds booleans in the given shape."""
-        return self._typed(name, "b", "booleans", shape)
+        return self._typed(name, "b", "booleans", shape, np.bool_)
 
-    def _typed(self, name: str, kinds: str, words: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
-        array = self[name]
-        fits = array.ndim == len(shape) and all(w is None or w == n for w, n in zip(shape, array.shape, strict=True))
-        if array.dtype.kind not in kinds or not fits:
+    def _typed(
+        self, name: str, kinds: str, words: str, shape: tuple[int | None, ...], dtype: type[np.generic]
+    ) -> NDArray[Any]:
+        header = self._header(name)
+        found = header.shape
+        fits = len(found) == len(shape) and all(w is None or w == n for w, n in zip(shape, found, strict=True))
+        if not header.dtype.hasobject and (header.dtype.kind not in kinds or not fits):
             text = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
-            raise bad(self.path, name, f"{words} of shape {text}", f"{array.dtype} of shape {list(array.shape)}")
-        return array
+            raise bad(self.path, name, f"{words} of shape {text}", f"{header.dtype} of shape {list(found)}")
+        self.check_memory(name, header.nbytes + math.prod(found) * np.dtype(dtype).itemsize)
+        return self[name].astype(dtype)
 
     def offsets(self, name: str, end: int, count: int | None = None) -> NDArray[np.int64]:
         """Row pointers: they start at 0, never descend, and end at `end`; `count` rows if given."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from . import splits
 from .fetch import fetch, instead_of
 from .folders import PathLike, cache_folder
-from .info import MULTICLASS, MULTILABEL, DatasetInfo, DatasetUnavailable, check_options
+from .info import MULTICLASS, MULTILABEL, DatasetInfo, DatasetUnavailable, Wanted, check_options, every
 from .pyg_data import make_data
 
 if TYPE_CHECKING:
@@ -36,11 +36,12 @@ SETS = [
 DIRECTED = {"ogbn-arxiv"}
 
 
-def infos(root: PathLike | None = None) -> list[DatasetInfo]:
+def infos(root: PathLike | None = None, wanted: Wanted = every) -> list[DatasetInfo]:
     """All sets that are named here; ready are those downloaded before, if `ogb` is installed."""
     folder = cache_folder(root) / "ogb"
     installed = importlib.util.find_spec("ogb") is not None
-    return [replace(info, ready=installed and any((folder / info.name).glob("*/RELEASE_*"))) for info in SETS]
+    chosen = [info for info in SETS if wanted(info.name)]
+    return [replace(info, ready=installed and any((folder / info.name).glob("*/RELEASE_*"))) for info in chosen]
 
 
 def load(name: str, **options: Any) -> Data:

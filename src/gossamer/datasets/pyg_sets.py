@@ -13,7 +13,7 @@ from . import splits
 from .fetch import fetch
 from .folders import PathLike, cache_folder
 from .graph_list import GraphList
-from .info import MULTICLASS, MULTILABEL, DatasetInfo, check_options
+from .info import MULTICLASS, MULTILABEL, DatasetInfo, Wanted, check_options, every
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -56,12 +56,13 @@ ZINC_PARTS = ("train", "val", "test")
 ZINC_ATOM_TYPES, ZINC_BOND_TYPES = 28, 4
 
 
-def infos(root: PathLike | None = None) -> list[DatasetInfo]:
+def infos(root: PathLike | None = None, wanted: Wanted = every) -> list[DatasetInfo]:
     """All sets that are named here; ready are those downloaded before."""
     folder = cache_folder(root) / "pyg"
     return [
         DatasetInfo(name, "pyg", entry.task, *entry.counts, note="downloaded by PyG", ready=_is_ready(folder / name))
         for name, entry in (NODE_SETS | GRAPH_SETS).items()
+        if wanted(name)
     ]
 
 
