@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gossamer.training.scores import (
+    NoScore,
     accuracy,
     binary_cross_entropy,
+    mae,
     mean_roc_auc,
     micro_f1,
     roc_auc,
@@ -51,6 +54,22 @@ def test_auc_of_perfect_reversed_and_constant_scores() -> None:
     assert roc_auc(y.float(), y) == 1.0
     assert roc_auc(-y.float(), y) == 0.0
     assert roc_auc(torch.zeros(5), y) == 0.5
+
+
+@pytest.mark.parametrize("score", [accuracy, roc_auc, mae, micro_f1, mean_roc_auc])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_outputs_that_are_no_numbers_have_no_score(score: Callable[[Tensor, Tensor], float], value: float) -> None:
+    matrix = score in (micro_f1, mean_roc_auc)
+    out, y = many(0) if matrix else (many(0)[0][:, : 1 if score is mae else 2], many(0)[1][:, 0])
+    assert math.isfinite(score(out, y))
+    out[7, 0] = value
+    with pytest.raises(NoScore, match=r"outputs must be finite to be scored \(got NaN or infinity in 1 of 83 rows, \["):
+        score(out, y)
+
+
+def test_a_class_that_is_ruled_out_may_have_minus_infinity() -> None:
+    out, y = torch.tensor([[1.0, -math.inf, 2.0], [3.0, -math.inf, 2.0]]), torch.tensor([2, 2])
+    assert accuracy(out, y) == 0.5
 
 
 def test_auc_of_one_class_is_refused() -> None:

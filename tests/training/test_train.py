@@ -228,6 +228,27 @@ def test_divergence_is_told_with_epoch_and_remedy() -> None:
         run(data=data)
 
 
+class SpoilsEvaluation(nn.Module):
+    """Outputs of validation or test nodes are spoiled where no loss sees it."""
+
+    def __init__(self, mask: Tensor, value: float) -> None:
+        super().__init__()
+        self.inner, self.mask, self.value = small(), mask, value
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out = self.inner(x, edge_index)
+        return out if self.training else out.masked_fill(self.mask[:, None], self.value)
+
+
+@pytest.mark.parametrize("part", ["val_mask", "test_mask"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_outputs_that_are_no_numbers_are_not_scored_as_class_0(part: str, value: float) -> None:
+    count = int(DIGITS[part].sum())
+    message = rf"outputs must be finite to be scored \(got NaN or infinity in {count} of {count} rows.* in epoch 1, so"
+    with pytest.raises(TrainingDiverged, match=message):
+        run(SpoilsEvaluation(DIGITS[part], value))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -31,7 +31,7 @@ from ..recipe import Recipe, recipe_of
 from ..state import model_state_of
 from .checkpoint import copy_of
 from .checks import check_adam, check_counts
-from .divergence import check_finite, check_gradients
+from .divergence import check_finite, check_gradients, scoring
 from .examples import Examples, Sampling, examples_of
 from .features import with_features
 from .history import Epoch, TrainResult
@@ -111,8 +111,10 @@ def train(
             seconds = time.perf_counter() - start
             if state is not None:
                 state.epoch += 1
-            val, test = evaluate(model, examples)
+            with scoring(when):
+                val, test = evaluate(model, examples)
             check_finite("validation score", val, when)
+            check_finite("test score", test, when)
             bar.tell(precision(model))
             if history.append(loss, val, test, seconds):
                 best = copy_of(model.state_dict())

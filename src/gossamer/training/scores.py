@@ -16,21 +16,51 @@ For multi-label targets it is the mean over the columns whose known entries hold
 
 from __future__ import annotations
 
+import functools
 import statistics
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 
+class NoScore(ValueError):
+    """Outputs that are no numbers: the largest of a row of NaN would be the first, as if class 0 were meant."""
+
+
+def check_outputs(out: Tensor) -> None:
+    """NaN and infinity are no scores; -infinity is one, of a class that is ruled out."""
+    bad = out.isnan() | (out == torch.inf)
+    if bool(bad.any()):
+        rows = bad.reshape(len(out), -1).any(1)
+        first = int(rows.nonzero()[0])
+        raise NoScore(
+            f"outputs must be finite to be scored (got NaN or infinity in {int(rows.sum())} of {len(out)} "
+            f"rows, {out[first].reshape(-1)[:8].tolist()} in the first of them)"
+        )
+
+
+def _of_numbers(score: Callable[[Tensor, Tensor], float]) -> Callable[[Tensor, Tensor], float]:
+    @functools.wraps(score)
+    def checked(out: Tensor, y: Tensor) -> float:
+        check_outputs(out)
+        return score(out, y)
+
+    return checked
+
+
+@_of_numbers
 def accuracy(out: Tensor, y: Tensor) -> float:
     """The share of rows whose largest output is at the label."""
     return float((out.argmax(1) == y).double().mean())
 
 
+@_of_numbers
 def roc_auc(out: Tensor, y: Tensor) -> float:
     """The area under the ROC curve; `out` holds two logits per row, or one score."""
     score = out[:, 1] - out[:, 0] if out.dim() == 2 and out.size(1) == 2 else out.flatten()
+    check_outputs(score)  # -infinity less itself is NaN
     positive = y == 1
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if not num_positive or not num_negative:
@@ -48,6 +78,7 @@ def mean_absolute_error(out: Tensor, y: Tensor) -> Tensor:
     return F.l1_loss(out.flatten(), y.flatten())
 
 
+@_of_numbers
 def mae(out: Tensor, y: Tensor) -> float:
     return float(mean_absolute_error(out.double(), y.double()))
 
@@ -66,6 +97,7 @@ def binary_cross_entropy(out: Tensor, y: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(out, target, weight, reduction="sum") / known.sum()
 
 
+@_of_numbers
 def micro_f1(out: Tensor, y: Tensor) -> float:
     """F1 over all known entries together; 0 where there is neither a positive nor a predicted one."""
     predicted, positive = (out.reshape(y.shape) > 0) & known_entries(y), y == 1
