@@ -133,7 +133,8 @@ def test_a_bad_row_is_told() -> None:
     assert sorted(os.listdir()) == ["graph.gsg", "x.npy"]
 
 
-def test_an_interrupted_command_is_resumed() -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_is_resumed(number: signal.Signals, code: int) -> None:
     np.save("x.npy", np.random.default_rng(0).standard_normal((300_000, 16), np.float32))
     command = [sys.executable, "-m", "gossamer", "compress", "x.npy", "x.gsf", "--codec", "scalar:4", "--block", "64"]
     heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a shell's background jobs ignore it)
@@ -142,9 +143,9 @@ def test_an_interrupted_command_is_resumed() -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (journal.exists() and journal.read_text().count("\n") > 20):
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and out == "" and "Add --resume to continue" in told
+    assert process.returncode == code and out == "" and "Add --resume to continue" in told
     assert not Path("x.gsf").exists() and journal.exists()
     run(*command[4:], "--resume")
     assert not journal.exists()

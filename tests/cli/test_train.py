@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 from gossamer.cli import app
 from gossamer.cli.errors import told_plainly
+from gossamer.training import checkpoint as files
 from gossamer.training.checkpoint import NotWritten
 
 SMALL = ("--width", "8", "--layers", "2", "--epochs", "4")
@@ -129,6 +132,31 @@ def test_only_what_was_written_for_the_user_loses_its_traceback() -> None:
     for bug in (RuntimeError("of torch"), KeyError("x"), ValueError("raised by a test, not by the library")):
         with pytest.raises(type(bug)), told_plainly():
             raise bug
+
+
+def test_sigterm_ends_a_run_like_an_interruption(tmp_path: Path) -> None:
+    """As a scheduler sends it before it kills: with a message, and a checkpoint that a resumed run goes on from."""
+    command = ["digits", *SMALL, "--epochs", "100000", "--checkpoint-seconds", "0", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gossamer", "train", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list((tmp_path / "run").glob("checkpoint.safetensors")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    out, told = process.communicate(timeout=60)
+    assert process.returncode == 143 and out == "" and "Traceback" not in told
+    assert f"Stopped. Add --resume --out {tmp_path / 'run'} to continue." in told
+    done = files.load(tmp_path / "run" / "checkpoint.safetensors").state["epoch"]
+    run(*command, "--epochs", str(done + 1), "--resume")
+
+
+def test_sigterm_is_as_before_after_a_command() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as stopped, told_plainly():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert stopped.value.exit_code == 143 and signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:

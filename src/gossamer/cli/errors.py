@@ -7,28 +7,54 @@ subclasses of RuntimeError) is shown as its message alone. Anything else is a bu
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 import typer
 from rich.console import Console
 
-EXIT_CODE, INTERRUPTED = 2, 130
+EXIT_CODE, INTERRUPTED, TERMINATED = 2, 130, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which a scheduler or a container sends some seconds before it kills: ends a command as Ctrl-C does."""
 
 
 @contextlib.contextmanager
 def told_plainly(after_interrupt: str = "") -> Iterator[None]:
-    """Show user errors that the block raises as a message; `after_interrupt` is shown after Ctrl-C."""
+    """Show user errors that the block raises as a message; `after_interrupt` is shown after Ctrl-C and SIGTERM."""
     try:
-        yield
+        with _hearing_sigterm():
+            yield
     except Exception as error:
         if not is_users(error):
             raise
         say(f"Error: {error}", "red")
         raise typer.Exit(EXIT_CODE) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         say(f"Stopped. {after_interrupt}".strip(), "yellow")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def _hearing_sigterm() -> Iterator[None]:
+    """Where nobody else listens to it, and only the main thread can."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(number: int, frame: Any) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def is_users(error: Exception) -> bool:
