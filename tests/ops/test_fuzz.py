@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gossamer import native
 from gossamer.ops import OPS
@@ -113,3 +114,25 @@ def test_torchs_default_dtype_changes_nothing(name, data):
         assert same([again[k] for k in written_by(name)], [args[k] for k in written_by(name)])
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_a_tensor_of_another_device_is_refused(name, data):
+    """By the kernel, by the reference and by the shape rule, which PyTorch asks where it sees a meta tensor: what comes
+    back then is memory that nobody wrote."""
+    args = list(OPS[name].flatten(*CALLS[name](data.draw)))
+    tensors = [k for k, arg in enumerate(args) if isinstance(arg, Tensor)]
+    lists = [k for k, arg in enumerate(args) if isinstance(arg, list) and arg and isinstance(arg[0], Tensor)]
+    if len(tensors) + len(lists) < 2:
+        return
+    at = data.draw(st.sampled_from(tensors + lists))
+    args[at] = args[at].to("meta") if at in tensors else [*args[at][:-1], args[at][-1].to("meta")]
+    moved = OPS[name].overload._schema.arguments[at].name
+    message = rf"(`{moved}` and `\w+`|`\w+` and `{moved}`) must be on one device \(got (cpu and meta|meta and cpu)"
+    for call in (OPS[name], OPS[name].overload):
+        with pytest.raises(ValueError, match=message):
+            call(*args)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(ValueError, match=message):
+        OPS[name].overload(*[mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args])

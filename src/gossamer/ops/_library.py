@@ -148,8 +148,12 @@ def define(
     signature = Signature.of(schema)
     name = signature.name
     _library.define(signature.schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, _checked(signature, check, reference), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", _grouped(signature, fake), lib=_library)
+    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    tensors = _tensors_of(overload)
+    run = _on_one_device(tensors, _checked(signature, check, reference))
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    rule = _on_one_device(tensors, _grouped(signature, fake))
+    torch.library.register_fake(f"{NAMESPACE}::{name}", rule, lib=_library)
     if "!" not in schema:  # an op that writes into its arguments is for use inside a backward
         torch.library.register_autograd(
             f"{NAMESPACE}::{name}",
@@ -157,7 +161,6 @@ def define(
             setup_context=None if setup_context is None else _setup(signature, setup_context),
             lib=_library,
         )
-    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
     arguments = tuple(map(_argument_of, overload._schema.arguments))
     op = Op(name, signature, overload, check, reference, arguments)
     OPS[name] = op
@@ -167,7 +170,7 @@ def define(
 def implement(op: Op, device: str, function: Callable[..., Any]) -> None:
     """Let `function` compute `op` on a type of device ("cpu", "cuda"); it is called with checked arguments."""
     run = _checked(op.signature, op._check, function)
-    _library.impl(op.name, run, device.upper())
+    _library.impl(op.name, _on_one_device(_tensors_of(op.overload), run), device.upper())
     if device == "cpu":
         _kernels[op.name], _unchecked[op.name] = run, function
     IMPLEMENTED.setdefault(device, set()).add(op.name)
@@ -180,6 +183,41 @@ def _checked(signature: Signature, check: Callable[..., None], function: Callabl
         return function(*args)
 
     return run
+
+
+def _tensors_of(overload: Any) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that is a tensor, or a list of them."""
+    named = enumerate(overload._schema.arguments)
+    return tuple((k, argument.name) for k, argument in named if "Tensor" in str(argument.type))
+
+
+def _on_one_device(tensors: tuple[tuple[int, str], ...], run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, for tensors of one device. A shape rule must check it, too: if one tensor is on the meta device, PyTorch
+    asks the rule for the result, whose memory nobody then writes.
+    """
+
+    def checked(*flat: Any) -> Any:
+        first = None
+        for k, name in tensors:
+            if k >= len(flat):
+                break
+            given = flat[k]
+            if given is None:
+                continue
+            for tensor in given if isinstance(given, list) else (given,):
+                if tensor is None:
+                    continue
+                device = tensor.device
+                if first is None:
+                    first, first_name = device, name
+                elif device != first:
+                    raise ValueError(
+                        f"`{first_name}` and `{name}` must be on one device (got {first} and {device}); move one of "
+                        "them with `.to(...)`"
+                    )
+        return run(*flat)
+
+    return checked
 
 
 def _grouped(signature: Signature, function: Callable[..., Any]) -> Callable[..., Any]:

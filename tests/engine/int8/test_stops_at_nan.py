@@ -128,7 +128,7 @@ def test_the_command_line_tells_it_in_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*given, "--out", str(tmp_path), "--checkpoint-seconds", "0"])
     assert result.exit_code == 2 and result.stdout == ""
     assert "Error: outputs must be finite" in result.stderr and "Remedy: a smaller `lr`" in result.stderr
-    assert files.load(tmp_path / "checkpoint.safetensors").state["epoch"] >= 1
+    assert files.load(tmp_path / "checkpoint.safetensors").state["epoch"] == 0
 
 
 def lightened(recipe: str = "tango", **settings: Any) -> nn.Module:
