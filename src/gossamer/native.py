@@ -66,5 +66,14 @@ def num_threads() -> int:
     return torch.get_num_threads()
 
 
-if library and os.environ.get("GOSSAMER_ISA"):
-    use_isa(os.environ["GOSSAMER_ISA"])
+def _use_asked_isa() -> None:
+    asked = os.environ.get("GOSSAMER_ISA")
+    if library and asked and not library.use_isa(asked):
+        known = ", ".join([REFERENCE, *available_isas()])
+        raise ValueError(
+            f"the environment variable GOSSAMER_ISA must be one of {known} on this processor (got {asked!r}); unset it "
+            "to take the fastest"
+        )
+
+
+_use_asked_isa()

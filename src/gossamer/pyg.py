@@ -95,8 +95,6 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
     Raises NothingToLighten, and changes nothing, if no layer of it is known. A lightened model is restored first.
     """
     recipe, layers = recipe_of(recipe), _layers()
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch.nn.Module (got {type(model).__name__})")
     restore_(model)
     plan = [(name, module, *_fate(module, module is model)) for name, module in model.named_modules()]
     rows = tuple(
@@ -131,6 +129,11 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
 
 def restore_(model: nn.Module) -> nn.Module:
     """Restore the original classes; weights stay as they are now. A model that is not lightened is left unchanged."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` must be a torch.nn.Module (got {type(model).__name__}); pass the model itself, which "
+            "lighten_ changes in place"
+        )
     plan = [(name, module, _original(type(module))) for name, module in model.named_modules()]
     for name, module, original in plan:
         if original is None and any(base.__module__.startswith(OURS) for base in type(module).__mro__):

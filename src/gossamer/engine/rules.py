@@ -233,10 +233,11 @@ def falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
 
 
 def _falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
-    if isinstance(edge_index, Graph):
-        return False
     if type(edge_index) is Tensor and _has_few_messages(conv, x, edge_index):
         return True
+    _check_inputs(conv, x, edge_index)
+    if isinstance(edge_index, Graph):
+        return False
     if hasattr(edge_index, "to_torch_sparse_csr_tensor"):  # torch_sparse's SparseTensor
         return True
     if is_sparse(edge_index) and edge_index.requires_grad:  # entries with a gradient
@@ -244,6 +245,44 @@ def _falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
     if not isinstance(x, Tensor) or not on_cpu(x) or x.dim() != 2:
         return True
     return bool(conv.explain) or has_message_hooks(conv) or transformed() or not _has_kernels(conv, x)
+
+
+def _check_inputs(conv: Any, x: Any, edge_index: Any) -> None:
+    """Raise for what no forward takes, ours or PyG's, whose errors are of some product inside."""
+    plain = isinstance(x, (Tensor, CodedRows))
+    if not plain or type(edge_index).__module__ in ("numpy", "builtins"):
+        name, given = ("edge_index", edge_index) if plain else ("x", x)
+        raise TypeError(
+            f"`{name}` must be a tensor (got {type(given).__name__}); convert NumPy arrays with torch.from_numpy"
+        )
+    kind, shape = type(conv).__name__, x.shape
+    if len(shape) < 2:
+        raise ValueError(f"`x` must be a matrix, a row per node (got the shape {tuple(shape)}); try x.view(-1, 1)")
+    columns = getattr(conv, "in_channels", None)
+    if columns is None:  # a sum that goes through a network, where PyG converts dtypes
+        columns = _columns_of(conv._modules.get("nn"))
+    elif x.dtype != torch.float32 and not torch.is_autocast_enabled(x.device.type):
+        weights = next(conv.parameters()).dtype
+        if x.dtype != weights:
+            raise TypeError(
+                f"`x` must be {weights} as the weights of {kind} are (got {x.dtype}); convert it with `x.to({weights})`"
+            )
+    columns = columns[0] if isinstance(columns, tuple) else columns
+    if columns > 0 and shape[-1] != columns:
+        raise ValueError(
+            f"`x` must have {columns} columns, for which {kind} was built (got the shape {tuple(shape)}); pass the "
+            f"features that belong to the model, or build it with in_channels={shape[-1]}"
+        )
+
+
+def _columns_of(network: Any) -> int:
+    """How many columns a network takes, if it begins with a product; else -1."""
+    while network is not None and not is_a(network, nn.Linear, pyg.Linear):
+        inner = network._modules["lins"]._modules if is_a(network, pyg.MLP) else network._modules
+        known = is_a(network, pyg.MLP, nn.Sequential)
+        network = next(iter(inner.values()), None) if known else None
+    weight = None if network is None else network._parameters["weight"]
+    return -1 if weight is None or is_uninitialized_parameter(weight) else int(weight.shape[1])
 
 
 def _has_few_messages(conv: Any, x: Any, edge_index: Tensor) -> bool:

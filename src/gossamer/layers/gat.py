@@ -75,7 +75,7 @@ class GATConv(pyg.GATConv):
         x_src, x_dst = pair_of(x)
         edge_index = block_of(x_src, edge_index)
         plain = attends(input_of(x_src), edge_index)
-        if not plain or falls_back(self, input_of(x_src), edge_index):
+        if falls_back(self, input_of(x_src), edge_index) or not plain:
             return super().forward(*for_pyg(ready(x), edge_index, edge_attr), size, return_attention_weights)
         adjacency = _adjacency(self, (x_src, x_dst), edge_index, size)
         lins = (self.lin,) if self.lin is not None else (self.lin_src, self.lin_dst)
@@ -106,7 +106,7 @@ class GATv2Conv(pyg.GATv2Conv):
         x_src, x_dst = pair_of(x)
         edge_index = block_of(x_src, edge_index)
         plain = edge_attr is None and x_dst is not None and attends(input_of(x_src), edge_index)
-        if not plain or falls_back(self, input_of(x_src), edge_index):
+        if falls_back(self, input_of(x_src), edge_index) or not plain:
             return super().forward(*for_pyg(ready(x), edge_index, edge_attr), return_attention_weights)
         adjacency = _adjacency(self, (x_src, x_dst), edge_index)
         lins = (self.lin_l,) if self.share_weights else (self.lin_l, self.lin_r)

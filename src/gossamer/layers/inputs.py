@@ -19,13 +19,18 @@ REDUCE: dict[str, Reduce] = {"mean": "mean", "add": "sum", "sum": "sum", "max": 
 
 def block_of(x: Any, edge_index: Any) -> Any:
     """The block of a mini-batch whose sources are the rows of x; anything but `Blocks` as it came."""
-    return edge_index.of_rows(input_of(x).size(0)) if isinstance(edge_index, Blocks) else edge_index
+    return edge_index.of_rows(input_of(x).shape[0]) if isinstance(edge_index, Blocks) else edge_index
 
 
 def pair_of(x: Any) -> tuple[Any, Any]:
     """Sources and destinations: one input for both, or PyG's pair."""
     if not isinstance(x, (tuple, list)):
         return x, x
+    if len(x) != 2:
+        raise TypeError(
+            f"`x` must be a tensor, or a pair of sources and destinations (got a {type(x).__name__} of {len(x)}); "
+            "convert lists of numbers with torch.tensor"
+        )
     x_src, x_dst = x
     return x_src, x_dst
 
