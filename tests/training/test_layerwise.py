@@ -403,7 +403,7 @@ def test_other_bad_input(graph, x, tmp_path):
         infer(model, graph, x, 7, out=np.empty((59, 5), np.float32))
     with pytest.raises(ValueError, match=r"`out` must have 5 columns of float32.*\(60, 5\) of float64"):
         infer(model, graph, x, 7, out=np.empty((60, 5)))
-    with pytest.raises(FileNotFoundError, match="`path` must lie in an existing folder"):
+    with pytest.raises(FileNotFoundError, match="`out` must lie in an existing folder"):
         infer(model, graph, x, 7, out=tmp_path / "none" / "out.npy")
 
 

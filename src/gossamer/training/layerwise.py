@@ -378,7 +378,7 @@ def _store(rows: int, out: Any) -> Iterator[_Store]:
     elif isinstance(out, np.ndarray):
         yield _ArrayStore(rows, out)
     elif isinstance(out, (str, os.PathLike)):
-        with replacing(out) as temporary:
+        with replacing(out, "out") as temporary:
             yield _FileStore(rows, Path(temporary), Path(out))
     else:
         raise TypeError(f"`out` must be a path, an array or a memory map (got {type(out).__name__})")
