@@ -298,7 +298,7 @@ def test_modes_and_classes_stay(lightened, fails, graph, x):
     before = [(type(module), module.training) for module in model.modules()]
     state = copy.deepcopy(model.state_dict())
     if fails:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ValueError, match=r"`x` must have 12 columns.*31, 11"):
             infer(model, graph, x[:, :11], 7)
     else:
         infer(model, graph, x, 7)
