@@ -28,6 +28,7 @@ from ..published import Published
 from ..saved.engine import Saved
 from ..saved.policy import packing_of
 from ..settings import Int8
+from ..wild import Split, is_wild, split_of
 from .entry import Entry
 from .gat import Setting, gat_sum
 from .gatv2 import gatv2_sum
@@ -76,7 +77,22 @@ class Int8Engine(Engine):
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
         if not rules.fits_int8(x) or weight.dtype != torch.float32:
             return self.beneath.product(x, weight, bias, add)
-        return products(x, [weight], [bias], self._entry(x), add=add)[0]
+        return self._products(x, [weight], [bias], add)[0]
+
+    def _products(
+        self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], add: Tensor | None = None
+    ) -> list[Tensor]:
+        """x W_k^T + b_k for each k, the first plus `add`; wild columns of x in float32."""
+        split = split_of(x)
+        if split is None:
+            return list(products(x, weights, biases, self._entry(x), add=add)[: len(weights)])
+        rests = [split.rest(weight) for weight in weights]
+        made = products(split.tame, rests, biases, self._entry(split.tame), add=add)
+        return [self._plus(out, split.wild, split, weight) for out, weight in zip(made, weights, strict=False)]
+
+    def _plus(self, out: Tensor, wild: Tensor, split: Split, weight: Tensor) -> Tensor:
+        """out + wild W_w^T."""
+        return self.beneath.product(wild, split.part(weight), None, out)
 
     def products_of(
         self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
@@ -107,13 +123,26 @@ class Int8Engine(Engine):
         if adjacency.is_fixed:
             first: Literal["aggregate", "multiply"] = "aggregate" if aggregate_first else "multiply"
             biases = [bias, *(each.bias for each in lins[1:])]
-            return convolve(x, adjacency, weights, biases, first, self._entry(x), add=rooted)[0]
+            return self._convolved(x, adjacency, weights, biases, first, rooted)
         if aggregate_first:
             rooted = self.rooted(root, x_dst) if together else rooted
             return self.product(self.aggregate(adjacency, x), lin.weight, bias, rooted)
         biases = [None, *(each.bias for each in lins[1:])]
-        h, *own = products(x, weights, biases, self._entry(x))[: len(lins)]
+        h, *own = self._products(x, weights, biases)
         return self.aggregate(adjacency, h, bias, own[0] if own else rooted)
+
+    def _convolved(
+        self, x: Tensor, adjacency: Adjacency, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
+        first: Literal["aggregate", "multiply"], rooted: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """The whole layer; of wild columns of x the neighbour sum, which is thin, and the product are float32."""
+        split = split_of(x)
+        if split is None:
+            return convolve(x, adjacency, weights, biases, first, self._entry(x), add=rooted)[0]
+        rests = [split.rest(weight) for weight in weights]
+        out, *_ = convolve(split.tame, adjacency, rests, biases, first, self._entry(split.tame), add=rooted)
+        out = self._plus(out, adjacency.product(split.wild), split, weights[0])
+        return self._plus(out, split.wild, split, weights[1]) if len(weights) > 1 else out
 
     def convolve_deferred(
         self, x: Deferred, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any
@@ -152,14 +181,15 @@ class Int8Engine(Engine):
         return project(x, a.lins[0].weight, att, a.heads, entry)
 
     def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
-        if x_dst is x and self._projects(x, a, shows_weights):
+        if x_dst is x and self._projects(x, a, shows_weights) and not is_wild(x):
             h, terms, *_ = self._projected(x, a, Entry(self.setting))
             return Projected(h, h, tuple(terms))
         if len(a.lins) == 2 and x_dst is x and not isinstance(a, Gat) and self._in_int8(*a.lins) and rules.fits_int8(x):
             given = ([lin.weight for lin in a.lins], [lin.bias for lin in a.lins])
-            h_src, h_dst, *_ = products(x, *given, self._entry(x))
-            return Projected(h_src, h_dst)
-        return self.beneath.project(x, x_dst, a, shows_weights)
+            h_src, h_dst = self._products(x, *given)
+            return Projected(h_src, h_dst, wild=is_wild(x))
+        rows = self.beneath.project(x, x_dst, a, shows_weights)
+        return rows.marked(x, x_dst) if rules.fits_int8(rows.h_src) else rows
 
     def project_deferred(self, x: Deferred, a: Attention) -> Projected | None:
         if self._projects(x.x, a):
@@ -175,7 +205,7 @@ class Int8Engine(Engine):
     def weigh(
         self, adjacency: Adjacency, rows: Projected, a: Attention, drop: Drop, shows_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        if not self._sums(rows.h_src, shows_weights) or not isinstance(self.beneath, Float32):
+        if rows.wild or not self._sums(rows.h_src, shows_weights) or not isinstance(self.beneath, Float32):
             return self.beneath.weigh(adjacency, rows, a, drop, shows_weights)
         graph, edges = adjacency.graph, adjacency.edges if torch.is_grad_enabled() else None
         setting, bias = Setting(a.slope, drop, self.setting), a.early_bias()
@@ -205,7 +235,8 @@ class Int8Engine(Engine):
         deferred = self.beneath.defer(x, epilogue)
         if deferred is not None:
             return deferred
-        if not rules.fits_int8(x) or x.dtype != torch.float32 or (self.saves and rules.saves_little(x)):
+        fits = rules.fits_int8(x) and x.dtype == torch.float32 and not (self.saves and rules.saves_little(x))
+        if not fits or is_wild(x):
             return None
         asked = request_of(x) if answers(epilogue.norm.over) else None
         return Deferred(x, epilogue, self.beneath.run, None, asked)

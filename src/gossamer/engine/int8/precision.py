@@ -2,10 +2,12 @@
 
     nsr(x) = ||x^ - x||^2 / ||x||^2        on at most 65,536 entries of x, those of evenly spaced rows
 
-is noise energy over signal energy. By the formula of rounding it is (phi / 12) (crest / 127)^2 to nearest, twice that
-stochastically, crest = max|x| / rms(x) of a row and phi its share of non-zeros: 3e-5 or so of ordinary rows, and far
-more of rows with few large numbers among small ones. The formula fails there, so the numbers are measured. A product's
-noise is about the sum of its operands', hence with the `tolerance` of gs.Int8
+is noise energy over signal energy of a column, and of all columns the median: few columns of large numbers may have
+most of the energy while the others round to zero. Of activations ||x - mean||^2 takes the place of ||x||^2 for the same
+reason: what all nodes share tells none from another. By the formula of rounding it is (phi / 12) (crest / 127)^2 to
+nearest, twice that stochastically, crest = max|x| / rms(x) of a row and phi its share of non-zeros: 3e-5 or so of
+ordinary rows, and far more of rows with few large numbers among small ones. The formula fails there, so the numbers are
+measured. A product's noise is about the sum of its operands', hence with the `tolerance` of gs.Int8
 
     nsr(rows) + nsr(weight) <= tolerance          rows: x, those that come in; z = A x, summed before the product
     nsr(h) <= tolerance                           h = x W^T, summed after it
@@ -36,8 +38,12 @@ from ...state.plain import real, whole
 STEPS = 3
 SAMPLE = 2**16
 """Entries that are measured of a tensor, at most."""
+SMALLEST = 1e-12
+"""Of a column's energy: variation below that is rounding."""
 LIMITS = ((("x", "weight"), 1), (("z", "weight"), 1), (("h",), 1), (("dout",), 10), (("dh",), 10), (("dz",), 10))
 """Roles whose sum has a limit, in multiples of the tolerance."""
+CENTRED = ("x", "z", "h")
+"""Roles of which a part that is the same in all nodes tells nothing: a large one would hide the noise."""
 
 
 def sampled(rows: int, columns: int) -> tuple[slice, slice]:
@@ -46,15 +52,20 @@ def sampled(rows: int, columns: int) -> tuple[slice, slice]:
     return slice(None, None, max(1, -(-rows // count))), slice(SAMPLE)
 
 
-def nsr(x: Tensor, rows: QRows, factor: Tensor | None = None) -> float:
-    """||x^ - x||^2 / ||x||^2 of a sample of x * factor and its int8 rows; 0 of zeros, NaN if it holds NaN."""
+def nsr(x: Tensor, rows: QRows, factor: Tensor | None = None, centred: bool = False) -> float:
+    """||x^ - x||^2 / ||x||^2 by column of a sample of x * factor and its int8 rows, the median of columns that are not
+    zero; 0 of zeros, NaN if it holds NaN. Centred: ||x - mean||^2, of columns that are not constant.
+    """
     picked = sampled(*x.shape)
     value = x.detach()[picked] if factor is None else (x.detach() * factor)[picked]
     # numpy's sums, as torch's depend on the number of threads
     true = value.double().cpu().numpy()
     error = (rows.codes[picked].double() * rows.scale[picked[0]].double().unsqueeze(1)).cpu().numpy() - true
-    energy = float(np.square(true).sum())
-    return float(np.square(error).sum()) / energy if energy != 0 else energy
+    if not np.isfinite(error).all():
+        return math.nan
+    noise, energy = (np.square(each).sum(0) for each in (error, true - true.mean(0) if centred else true))
+    told = energy > SMALLEST * np.square(true).sum(0)
+    return float(np.median(noise[told] / energy[told])) if told.any() else 0.0
 
 
 @final
@@ -82,7 +93,7 @@ class Watch:
 
     def see(self, role: str, x: Tensor, rows: QRows, factor: Tensor | None = None) -> None:
         """Measure x * factor that became `rows`. What is not finite says nothing about precision."""
-        found = nsr(x, rows, factor)
+        found = nsr(x, rows, factor, role in CENTRED)
         if not self.decided and math.isfinite(found):
             self.nsr[role] = max(self.nsr.get(role, 0.0), found)
 

@@ -21,6 +21,7 @@ from ..attention import Attention, Drop, Gat, Projected, weight_of_terms
 from ..engine import Engine
 from ..epilogue import Deferred, EpilogueSpec, draw_seed
 from ..float32 import Float32, stacked_dots
+from ..wild import is_wild
 from . import epilogue as epilogues
 from .gat import Setting, gat_sum
 from .gatv2 import gatv2_sum
@@ -79,7 +80,7 @@ class Saved(Engine):
         if not self.aggregates_first(x, lin.weight.size(0), adjacency):
             return self.aggregate(adjacency, self.product(x, lin.weight, None), bias, rooted)
         if adjacency.is_fixed and rules.saves_rows(x) and not x.requires_grad:
-            if root is not None:
+            if root is not None or is_wild(x):
                 return of_neighbours(adjacency, x, lin.weight, bias, rooted)
             summed = adjacency.product(x).contiguous()
             return products(summed, [lin.weight], [bias], encoded(summed, self.saving.sums))[0]
@@ -89,8 +90,10 @@ class Saved(Engine):
         together = not isinstance(a, Gat) and len(a.lins) == 2 and x_dst is x and all(map(rules.is_plain, a.lins))
         if together and rules.saves_rows(x):  # x is saved once
             h_src, h_dst = self._products(x, [lin.weight for lin in a.lins], [lin.bias for lin in a.lins])
-            return self.with_terms(x, x_dst, Projected(h_src, h_dst), a, shows_weights)
-        return self.with_terms(x, x_dst, self.whole.project(x, x_dst, a, shows_weights), a, shows_weights)
+            rows = self.with_terms(x, x_dst, Projected(h_src, h_dst), a, shows_weights)
+        else:
+            rows = self.with_terms(x, x_dst, self.whole.project(x, x_dst, a, shows_weights), a, shows_weights)
+        return rows.marked(x, x_dst) if rules.saves_little(rows.h_src) else rows
 
     def with_terms(
         self, x: Tensor, x_dst: Tensor | None, rows: Projected, a: Attention, shows_weights: bool
@@ -124,7 +127,7 @@ class Saved(Engine):
     def weigh(
         self, adjacency: Adjacency, rows: Projected, a: Attention, drop: Drop, shows_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        if shows_weights or not rules.saves_little(rows.h_src):
+        if shows_weights or rows.wild or not rules.saves_little(rows.h_src):
             return self.whole.weigh(adjacency, rows, a, drop, shows_weights)
         setting = Setting(a.slope, drop, self.saving, a.averages)
         bias, graph, edges = a.early_bias(averaged=a.averages), adjacency.graph, adjacency.edges
@@ -161,7 +164,8 @@ class Saved(Engine):
     def defer(self, x: Tensor, epilogue: EpilogueSpec) -> Deferred | None:
         """If its result is linear in what is saved, given a bit per element."""
         linear = epilogue.act.name in ("identity", "relu", "leaky_relu")
-        if linear and rules.saves_little(x) and epilogues.fits(x, epilogue.norm.over, self.saving):
+        fits = rules.saves_little(x) and epilogues.fits(x, epilogue.norm.over, self.saving)
+        if linear and fits and not is_wild(x):
             return Deferred(x, epilogue, self.run, self.saving, None)
         return None
 
