@@ -1,7 +1,7 @@
 """Accuracy of recipes where one of 40 normal columns of the features is replaced by one of another scale.
 
     python benchmarks/wild_columns.py [--columns price,year] [--models gcn,sage] [--recipes float32,tango] [--seeds 3]
-                                      [--layers 3] [--norms batch,none] [--forms ready,by hand] [--epochs 100]
+                                      [--layers 3] [--norms batch,none] [--forms ready,by hand] [--epochs 60]
                                       [--threads 1] [--out FILE]
 
 A planted graph of 4,000 nodes and four classes; layers of 64 columns, Adam with learning rate 0.01 and a cosine
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--layers", default="3")
     parser.add_argument("--norms", default="batch,none")
     parser.add_argument("--forms", default="ready")
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "wild-columns.json")
     args = parser.parse_args()
