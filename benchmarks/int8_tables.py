@@ -1,11 +1,11 @@
-"""Tables of training in int8, from results/train-int8.json and results/accuracy-int8.json."""
+"""Tables of training in int8, from results/train-int8.json, accuracy-int8.json and outlier-columns.json."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from activation_tables import Results, accuracy_of, epochs_of, mean_difference, table
+from activation_tables import NAMES, Results, accuracy_of, epochs_of, mean_difference, table, where
 
 COLUMNS = {"pyg-edge-index": "PyG `edge_index`", "pyg-csr": "PyG CSR", "float32": "`float32`", "tango": "`tango`"}
 
@@ -43,4 +43,25 @@ def accuracy_table(results: Results) -> str:
     return accuracy_of(results["accuracy-int8"], "tango", ("feather", "tango-auto"))
 
 
-TABLES: dict[str, Callable[[Results], str]] = {"int8-summary": summary_table, "accuracy-int8": accuracy_table}
+def outlier_table(results: Results) -> str:
+    """One row per model and kind of column, one cell per recipe."""
+    content, jobs = results["outlier-columns"], {}
+    for one in content["results"]:
+        norm = "batch norm" if one["norm"] == "batch" else "no norm"
+        model = f"{NAMES.get(one['model'], one['model'])}, {one['layers']} layers, {norm}"
+        jobs.setdefault((model, one["column"]), {})[one["recipe"]] = one
+    recipes = list(dict.fromkeys(one["recipe"] for one in content["results"]))
+    heads = ["model", "column", *(f"`{name}`" for name in recipes)]
+    rows = []
+    for (model, column), job in jobs.items():
+        means = [f"{job[name]['mean']:.1f}" if name in job else "–" for name in recipes]
+        rows.append([model if not rows or all(row[0] != model for row in rows) else "", column, *means])
+    seeds = max(len(one["tests"]) for one in content["results"])
+    return f"{table(heads, rows, 2)}\n\nMean of {seeds} seeds. {where(content)}"
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "int8-summary": summary_table,
+    "accuracy-int8": accuracy_table,
+    "outlier-columns": outlier_table,
+}

@@ -124,6 +124,23 @@ def test_accuracy_of_int8(tables: ModuleType, tmp_path: Path) -> None:
     assert facts.startswith("61, 62 or 63 epochs. abacus, 1 thread, beads;")
 
 
+def test_accuracy_with_columns_of_another_scale(tables: ModuleType, tmp_path: Path) -> None:
+    """A row for each model and column, the model named once; a run that is still to come is a dash."""
+    facts = {"form": "ready", "layers": 3, "norm": "batch", "model": "gcn", "epochs": 60, "tests": [90.0, 92.0]}
+    runs = [("price", "float32", 91.0), ("price", "tango", 90.96), ("year", "float32", 50.0)]
+    rows = [facts | {"column": column, "recipe": recipe, "mean": mean} for column, recipe, mean in runs]
+    rows.append(rows[0] | {"norm": "none", "mean": 10.0})
+    write(tmp_path, "outlier-columns", {"machine": MACHINE, "results": rows})
+    heads, _, *found, _, told = tables.table("outlier-columns").splitlines()
+    assert cells(heads) == ["model", "column", "`float32`", "`tango`"]
+    assert [cells(line) for line in found] == [
+        ["GCN, 3 layers, batch norm", "price", "91.0", "91.0"],
+        ["", "year", "50.0", "–"],
+        ["GCN, 3 layers, no norm", "price", "10.0", "–"],
+    ]
+    assert told.startswith("Mean of 2 seeds. abacus, 2 threads, beads;")
+
+
 def rsc_run(variant: str, tests: list[float]) -> dict[str, Any]:
     facts = {"set": "cora", "model": "gcn", "variant": variant, "seeds": len(tests), "epochs": 60}
     return facts | {"mean": sum(tests) / len(tests), "std": 0.5, "tests": tests}

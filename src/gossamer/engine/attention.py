@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import ops
 from ..graph import Graph
 from .epilogue import draw_seed
-from .wild import is_wild
+from .outliers import has_outliers
 
 Drop = tuple[float, int] | None
 """Probability and seed of the attention's dropout."""
@@ -83,13 +83,13 @@ class Projected(NamedTuple):
     terms: tuple[Tensor | None, ...] | None = None
     """GAT's <h, att> of sources and destinations, with a gradient of their own."""
     residual: Tensor | None = None
-    wild: bool = False
-    """Whether they come from input with wild columns, which are then a large part of all columns here: the rows are
+    outliers: bool = False
+    """Whether they come from input with outlier columns, which are then a large part of all columns here: the rows are
     summed and saved in float32."""
 
     def marked(self, *inputs: Tensor | None) -> Projected:
-        """With `wild` by what the rows were made from."""
-        return self._replace(wild=any(x is not None and is_wild(x) for x in inputs))
+        """With `outliers` by what the rows were made from."""
+        return self._replace(outliers=any(x is not None and has_outliers(x) for x in inputs))
 
     def to_first(self, count: int) -> Projected:
         """With so many destinations, where one projection of more rows served both ends."""

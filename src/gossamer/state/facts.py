@@ -2,7 +2,7 @@
 
     edge_index -> Graph or Adjacency     x -> int8 rows     codes -> neighbour sums     out -> what its epilogue saved
     edge_index -> what it was sampled from
-    rowptr, col -> checked               gradient -> column sums         x -> its wild columns, and x without them
+    rowptr, col -> checked               gradient -> column sums         x -> its outlier columns, and x without them
 
 A fact belongs to the tensor object, found by its id together with a weak reference to it, never by address. It is void
 once the tensor was changed in place, resized or given other memory. Torch does not count changes through NumPy or

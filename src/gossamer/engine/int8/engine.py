@@ -24,11 +24,11 @@ from ..engine import Engine
 from ..epilogue import Deferred, EpilogueSpec
 from ..float32 import Float32
 from ..gradient import answers, request_of
+from ..outliers import Split, has_outliers, split_of
 from ..published import Published
 from ..saved.engine import Saved
 from ..saved.policy import packing_of
 from ..settings import Int8
-from ..wild import Split, is_wild, split_of
 from .entry import Entry
 from .gat import Setting, gat_sum
 from .gatv2 import gatv2_sum
@@ -82,17 +82,17 @@ class Int8Engine(Engine):
     def _products(
         self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], add: Tensor | None = None
     ) -> list[Tensor]:
-        """x W_k^T + b_k for each k, the first plus `add`; wild columns of x in float32."""
+        """x W_k^T + b_k for each k, the first plus `add`; outlier columns of x in float32."""
         split = split_of(x)
         if split is None:
             return list(products(x, weights, biases, self._entry(x), add=add)[: len(weights)])
-        rests = [split.rest(weight) for weight in weights]
-        made = products(split.tame, rests, biases, self._entry(split.tame), add=add)
-        return [self._plus(out, split.wild, split, weight) for out, weight in zip(made, weights, strict=False)]
+        rests = [split.ordinary_of(weight) for weight in weights]
+        made = products(split.ordinary, rests, biases, self._entry(split.ordinary), add=add)
+        return [self._plus(out, split.outliers, split, weight) for out, weight in zip(made, weights, strict=False)]
 
-    def _plus(self, out: Tensor, wild: Tensor, split: Split, weight: Tensor) -> Tensor:
-        """out + wild W_w^T."""
-        return self.beneath.product(wild, split.part(weight), None, out)
+    def _plus(self, out: Tensor, outliers: Tensor, split: Split, weight: Tensor) -> Tensor:
+        """out + outliers W_o^T."""
+        return self.beneath.product(outliers, split.outliers_of(weight), None, out)
 
     def products_of(
         self, x: Deferred, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
@@ -135,14 +135,14 @@ class Int8Engine(Engine):
         self, x: Tensor, adjacency: Adjacency, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
         first: Literal["aggregate", "multiply"], rooted: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """The whole layer; of wild columns of x the neighbour sum, which is thin, and the product are float32."""
+        """The whole layer; of outlier columns of x the neighbour sum, which is thin, and the product are float32."""
         split = split_of(x)
         if split is None:
             return convolve(x, adjacency, weights, biases, first, self._entry(x), add=rooted)[0]
-        rests = [split.rest(weight) for weight in weights]
-        out, *_ = convolve(split.tame, adjacency, rests, biases, first, self._entry(split.tame), add=rooted)
-        out = self._plus(out, adjacency.product(split.wild), split, weights[0])
-        return self._plus(out, split.wild, split, weights[1]) if len(weights) > 1 else out
+        rests = [split.ordinary_of(weight) for weight in weights]
+        out, *_ = convolve(split.ordinary, adjacency, rests, biases, first, self._entry(split.ordinary), add=rooted)
+        out = self._plus(out, adjacency.product(split.outliers), split, weights[0])
+        return self._plus(out, split.outliers, split, weights[1]) if len(weights) > 1 else out
 
     def convolve_deferred(
         self, x: Deferred, adjacency: Adjacency, lin: Any, bias: Tensor | None, root: Any
@@ -181,13 +181,13 @@ class Int8Engine(Engine):
         return project(x, a.lins[0].weight, att, a.heads, entry)
 
     def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:
-        if x_dst is x and self._projects(x, a, shows_weights) and not is_wild(x):
+        if x_dst is x and self._projects(x, a, shows_weights) and not has_outliers(x):
             h, terms, *_ = self._projected(x, a, Entry(self.setting))
             return Projected(h, h, tuple(terms))
         if len(a.lins) == 2 and x_dst is x and not isinstance(a, Gat) and self._in_int8(*a.lins) and rules.fits_int8(x):
             given = ([lin.weight for lin in a.lins], [lin.bias for lin in a.lins])
             h_src, h_dst = self._products(x, *given)
-            return Projected(h_src, h_dst, wild=is_wild(x))
+            return Projected(h_src, h_dst, outliers=has_outliers(x))
         rows = self.beneath.project(x, x_dst, a, shows_weights)
         return rows.marked(x, x_dst) if rules.fits_int8(rows.h_src) else rows
 
@@ -205,7 +205,7 @@ class Int8Engine(Engine):
     def weigh(
         self, adjacency: Adjacency, rows: Projected, a: Attention, drop: Drop, shows_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        if rows.wild or not self._sums(rows.h_src, shows_weights) or not isinstance(self.beneath, Float32):
+        if rows.outliers or not self._sums(rows.h_src, shows_weights) or not isinstance(self.beneath, Float32):
             return self.beneath.weigh(adjacency, rows, a, drop, shows_weights)
         graph, edges = adjacency.graph, adjacency.edges if torch.is_grad_enabled() else None
         setting, bias = Setting(a.slope, drop, self.setting), a.early_bias()
@@ -236,7 +236,7 @@ class Int8Engine(Engine):
         if deferred is not None:
             return deferred
         fits = rules.fits_int8(x) and x.dtype == torch.float32 and not (self.saves and rules.saves_little(x))
-        if not fits or is_wild(x):
+        if not fits or has_outliers(x):
             return None
         asked = request_of(x) if answers(epilogue.norm.over) else None
         return Deferred(x, epilogue, self.beneath.run, None, asked)

@@ -21,7 +21,7 @@ from ..attention import Attention, Drop, Gat, Projected, weight_of_terms
 from ..engine import Engine
 from ..epilogue import Deferred, EpilogueSpec, draw_seed
 from ..float32 import Float32, stacked_dots
-from ..wild import is_wild
+from ..outliers import has_outliers
 from . import epilogue as epilogues
 from .gat import Setting, gat_sum
 from .gatv2 import gatv2_sum
@@ -80,7 +80,7 @@ class Saved(Engine):
         if not self.aggregates_first(x, lin.weight.size(0), adjacency):
             return self.aggregate(adjacency, self.product(x, lin.weight, None), bias, rooted)
         if adjacency.is_fixed and rules.saves_rows(x) and not x.requires_grad:
-            if root is not None or is_wild(x):
+            if root is not None or has_outliers(x):
                 return of_neighbours(adjacency, x, lin.weight, bias, rooted)
             summed = adjacency.product(x).contiguous()
             return products(summed, [lin.weight], [bias], encoded(summed, self.saving.sums))[0]
@@ -127,7 +127,7 @@ class Saved(Engine):
     def weigh(
         self, adjacency: Adjacency, rows: Projected, a: Attention, drop: Drop, shows_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        if shows_weights or rows.wild or not rules.saves_little(rows.h_src):
+        if shows_weights or rows.outliers or not rules.saves_little(rows.h_src):
             return self.whole.weigh(adjacency, rows, a, drop, shows_weights)
         setting = Setting(a.slope, drop, self.saving, a.averages)
         bias, graph, edges = a.early_bias(averaged=a.averages), adjacency.graph, adjacency.edges
@@ -165,7 +165,7 @@ class Saved(Engine):
         """If its result is linear in what is saved, given a bit per element."""
         linear = epilogue.act.name in ("identity", "relu", "leaky_relu")
         fits = rules.saves_little(x) and epilogues.fits(x, epilogue.norm.over, self.saving)
-        if linear and fits and not is_wild(x):
+        if linear and fits and not has_outliers(x):
             return Deferred(x, epilogue, self.run, self.saving, None)
         return None
 

@@ -6,7 +6,8 @@ Of neighbour sums of input that needs no gradient either few bits are saved as w
 
     y = (A x) W^T + b (+ add)        dW = dy^T (A x): x and the graph live anyway, so nothing is saved, all is exact
 
-which takes as long as another layer's sum. GCN and GIN save; GraphSAGE, whose other product reads x itself, does not.
+which takes as long as another layer's sum. GCN and GIN save; GraphSAGE, whose other product reads x itself, does not,
+nor does any layer where x has outlier columns (outliers.py), whose range few bits could not share with the others.
 """
 
 from __future__ import annotations
