@@ -177,4 +177,4 @@ def spmm(
     dst_scale = graph.inverse_degree if reduce == "mean" else scale
     matrix = Sparse(graph.rowptr, graph.col, weights, scale, dst_scale)
     out = spmm_op(matrix, flat.contiguous(), bias, diagonal, rows, *transposed)
-    return out.view(graph.num_dst, *x.shape[1:])
+    return out if x.dim() == 2 else out.view(graph.num_dst, *x.shape[1:])  # a view refuses in-place ops in a Function
