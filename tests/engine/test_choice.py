@@ -150,6 +150,11 @@ def test_the_last_layer_named_too_feeds_the_loss():
     assert exceptions_of(model, gs.Recipe(compute=gs.Int8(float32=("convs.1",))))["convs.1"] == FEEDS_LOSS
 
 
+def test_all_of_a_lone_convolution_feeds_the_loss():
+    conv = pyg.SAGEConv(8, 4)
+    assert set(exceptions_of(conv, gs.recipes["tango"])) == {name for name, _ in conv.named_modules()}
+
+
 def test_an_unknown_name_is_an_error_that_lists_the_known():
     model = pyg.GCN(16, 8, 2, 5)
     with pytest.raises(ValueError, match=r"`float32` must name modules.*there is no 'conv'.*they are .*convs\.0"):

@@ -140,6 +140,9 @@ class Adjacency:
                 own = functional.pad(own, (0, 0, 0, self.graph.num_dst - len(own)))
             return self.with_diagonal(None).product(x, bias, own if add is None else own + add)
         self.graph.check_rows("x", x)
+        known = (torch.float32, torch.float64, torch.bfloat16) if self.is_linear else (torch.float32, torch.float64)
+        if x.dtype not in known and torch.is_autocast_enabled(x.device.type):  # what autocast made of rows
+            return self.product(x.float(), bias, add).to(x.dtype)
         if not self.is_linear or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return self._by_op(x, bias, add)
         return _Product.apply(x, self.value, bias, add, self)

@@ -92,7 +92,7 @@ def exceptions_of(model: nn.Module, recipe: Any) -> dict[str, str]:
     else:
         return found
     for top, why in tops:
-        found |= {name: why for name, _ in model.named_modules() if name == top or name.startswith(f"{top}.")}
+        found |= {name: why for name, _ in model.named_modules() if top in ("", name) or name.startswith(f"{top}.")}
     return found
 
 
@@ -108,6 +108,8 @@ def _check_names(argument: str, names: tuple[str, ...], model: nn.Module) -> Non
 def products_of(model: nn.Module) -> list[str]:
     """Names of the modules that multiply, in order; of a convolution with weights of its own, the whole."""
     named = [name for name, module in model.named_modules() if _multiplies(module)]
+    if "" in named:  # the model is itself a convolution
+        return [""]
     return [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
 
 

@@ -98,7 +98,7 @@ class Engine(ABC):
         """
         if first is None or add is not None:
             return network(self.aggregate(adjacency, ready(x), None, add))
-        return network.after_first(self.of(first).convolve(x, adjacency, first, first.bias))
+        return network.after_first(rules.as_product(self.of(first).convolve(x, adjacency, first, first.bias)))
 
     def attend(
         self, x: Any, x_dst: Any, adjacency: Adjacency, attention: Attention, shows_weights: bool = False

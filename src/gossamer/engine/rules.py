@@ -233,6 +233,13 @@ def falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
 
 
 def _falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
+    if conv.flow != "source_to_target":  # set after the conversion
+        if isinstance(edge_index, Graph):
+            raise ValueError(
+                f"`flow` must be 'source_to_target' with a Graph (got {conv.flow!r}): build the Graph of the edges "
+                "the other way round, edge_index.flip(0), or pass edge_index"
+            )
+        return True
     if type(edge_index) is Tensor and _has_few_messages(conv, x, edge_index):
         return True
     _check_inputs(conv, x, edge_index)
@@ -301,6 +308,19 @@ def _has_kernels(conv: Any, x: Tensor) -> bool:
     if cast and (conv.aggr == "max" or torch.get_autocast_dtype(x.device.type) != torch.bfloat16):
         return False
     return x.dtype == torch.float32 or (cast and x.dtype == torch.bfloat16)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What products of x are made in under autocast; None outside of it."""
+    kind = x.device.type
+    known = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
+    return torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else None
+
+
+def as_product(out: Tensor) -> Tensor:
+    """A product's result as autocast has it; those in int8 are float32."""
+    dtype = autocast_dtype(out)
+    return out.to(dtype) if dtype is not None and out.dtype == torch.float32 else out
 
 
 def attends(x: Any, edge_index: Any) -> bool:

@@ -9,20 +9,21 @@ from torch_geometric import nn as pyg
 
 from ..engine.choice import engine_of
 from ..engine.epilogue import EpilogueSpec, act_of, norm_of
+from ..engine.rules import as_product
 
 
 class Linear(nn.Linear):
     """y = x W^T + b."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return engine_of(self).product(x, self.weight, self.bias)
+        return as_product(engine_of(self).product(x, self.weight, self.bias))
 
 
 class PygLinear(pyg.Linear):
     """y = x W^T + b, with PyG's initialisation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return engine_of(self).product(x, self.weight, self.bias)
+        return as_product(engine_of(self).product(x, self.weight, self.bias))
 
 
 def _normalised(module: Any, x: Tensor) -> Tensor | None:

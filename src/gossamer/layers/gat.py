@@ -25,7 +25,7 @@ from ..engine.epilogue import input_of, ready
 from ..engine.float32 import head_dots
 from ..engine.rules import attends, falls_back, is_plain
 from ..graph import Graph
-from .inputs import adjacency_of, block_of, for_pyg, keep_templates, pair_of, sizes_of, under_policy
+from .inputs import adjacency_of, block_of, for_pyg, is_of_other_size, keep_templates, pair_of, sizes_of, under_policy
 
 
 def _adjacency(conv: Any, x: tuple[Any, Any], edge_index: Any, size: Any = None) -> Adjacency:
@@ -33,6 +33,13 @@ def _adjacency(conv: Any, x: tuple[Any, Any], edge_index: Any, size: Any = None)
     if not conv.add_self_loops:
         return adjacency_of(conv, x, edge_index, size)
     return under_policy(conv, Adjacency(looped(edge_index, sizes_of(*x, edge_index, size))))
+
+
+def _is_of_other_size(conv: Any, x_src: Any, x_dst: Any, edge_index: Any) -> bool:
+    """Without destinations PyG adds a loop to each source, and without loops the EdgeIndex says how many there are."""
+    if x_dst is None and not conv.add_self_loops:
+        return False
+    return is_of_other_size(x_src, x_dst, edge_index)
 
 
 def _sorted(conv: Any, graph: Graph, edge_index: Any, edge_attr: Tensor, sizes: tuple[int, int]) -> Tensor:
@@ -74,7 +81,7 @@ class GATConv(pyg.GATConv):
     ) -> Any:  # fmt: skip
         x_src, x_dst = pair_of(x)
         edge_index = block_of(x_src, edge_index)
-        plain = attends(input_of(x_src), edge_index)
+        plain = attends(input_of(x_src), edge_index) and not _is_of_other_size(self, x_src, x_dst, edge_index)
         if falls_back(self, input_of(x_src), edge_index) or not plain:
             return super().forward(*for_pyg(ready(x), edge_index, edge_attr), size, return_attention_weights)
         adjacency = _adjacency(self, (x_src, x_dst), edge_index, size)
@@ -106,6 +113,7 @@ class GATv2Conv(pyg.GATv2Conv):
         x_src, x_dst = pair_of(x)
         edge_index = block_of(x_src, edge_index)
         plain = edge_attr is None and x_dst is not None and attends(input_of(x_src), edge_index)
+        plain = plain and not _is_of_other_size(self, x_src, x_dst, edge_index)
         if falls_back(self, input_of(x_src), edge_index) or not plain:
             return super().forward(*for_pyg(ready(x), edge_index, edge_attr), return_attention_weights)
         adjacency = _adjacency(self, (x_src, x_dst), edge_index)

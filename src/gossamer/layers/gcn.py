@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
 
@@ -16,8 +17,8 @@ from ..aggregate import Adjacency
 from ..aggregate.build import gcn
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
-from ..engine.rules import falls_back
-from .inputs import adjacency_of, block_of, keep_templates, under_policy
+from ..engine.rules import autocast_dtype, falls_back
+from .inputs import adjacency_of, block_of, is_of_other_size, keep_templates, under_policy
 
 
 class GCNConv(pyg.GCNConv):
@@ -25,10 +26,20 @@ class GCNConv(pyg.GCNConv):
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         edge_index = block_of(x, edge_index)
-        if falls_back(self, input_of(x), edge_index):
+        if falls_back(self, input_of(x), edge_index) or is_of_other_size(x, x, edge_index):
             return super().forward(ready(x), edge_index, edge_weight)
-        adjacency = self._adjacency(x, edge_index, edge_weight)
-        return engine_of(self).convolve(x, adjacency, self.lin, self.bias, inside=True)
+        adjacency, dtype = self._adjacency(x, edge_index, edge_weight), self._autocast_to(input_of(x), edge_weight)
+        out = engine_of(self).convolve(x, adjacency, self.lin, self.bias, inside=True)
+        return out if dtype is None else out.to(dtype)
+
+    def _autocast_to(self, x: Tensor, edge_weight: Tensor | None) -> torch.dtype | None:
+        """Under autocast the dtype of PyG's result: that of products, promoted by the weights of edges and the bias."""
+        dtype = autocast_dtype(x)
+        if dtype is None:
+            return None
+        weights = edge_weight.dtype if edge_weight is not None else x.dtype if self.normalize else dtype
+        dtype = torch.promote_types(dtype, weights)
+        return dtype if self.bias is None else torch.promote_types(dtype, self.bias.dtype)
 
     def _adjacency(self, x: Any, edge_index: Any, edge_weight: Tensor | None) -> Adjacency:
         if not self.normalize:

@@ -21,7 +21,7 @@ from ..aggregate import Adjacency
 from ..aggregate.build import gcn
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
-from ..engine.rules import falls_back
+from ..engine.rules import as_product, falls_back
 from .inputs import adjacency_of, block_of, keep_templates, under_policy
 
 
@@ -34,9 +34,12 @@ class GCN2Conv(pyg.GCN2Conv):
             x = ready(x)
             return super().forward(x, x if same else ready(x_0), edge_index, edge_weight)
         x = ready(x)
+        return as_product(self._formula(x, x if same else ready(x_0), self._adjacency(x, edge_index, edge_weight)))
+
+    def _formula(self, x: Tensor, x_0: Tensor, adjacency: Adjacency) -> Tensor:
         engine, alpha, beta = engine_of(self), self.alpha, self.beta
-        adjacency = self._adjacency(x, edge_index, edge_weight).times(1 - alpha)
-        x_0 = _first_rows(x if same else ready(x_0), adjacency.graph.num_dst)
+        adjacency = adjacency.times(1 - alpha)
+        x_0 = _first_rows(x_0, adjacency.graph.num_dst)
         initial = (alpha * x_0).to(x.dtype)  # autocast may have made one of them bfloat16
         if self.weight2 is None:
             h = engine.aggregate(adjacency, x, None, initial)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch_geometric import EdgeIndex
 
 from ..aggregate import Adjacency
 from ..aggregate.adjacency import Reduce
@@ -56,16 +57,27 @@ def sizes_of(x_src: Any, x_dst: Any, edge_index: Any, size: Any = None) -> Sizes
     """
     x_src, x_dst = input_of(x_src), input_of(x_dst)
     told = (None, None) if size is None else tuple(size)
+    if isinstance(edge_index, EdgeIndex):
+        told = edge_index.num_rows, edge_index.num_cols
     rows = (x_src.size(0), told[1] if x_dst is None else x_dst.size(0))
     if rows[0] == rows[1] and isinstance(edge_index, Graph) and edge_index.block is not None:
         rows = (rows[0], edge_index.num_dst)
     if any(a is not None and b is not None and a != b for a, b in zip(told, rows, strict=True)):
-        raise ValueError(f"`size` must be the numbers of rows of `x`, {rows} (got {told}); correct it or leave it out")
+        name = "sparse_size" if isinstance(edge_index, EdgeIndex) else "size"
+        raise ValueError(f"`{name}` must be the numbers of rows of `x`, {rows} (got {told}); correct or omit it")
     if rows[1] is not None:
         return rows[0], rows[1]
     if isinstance(edge_index, Graph):
         return rows[0], edge_index.num_dst
     return rows[0], edge_index.size(0) if is_sparse(edge_index) else rows[0]
+
+
+def is_of_other_size(x_src: Any, x_dst: Any, edge_index: Any) -> bool:
+    """Whether an EdgeIndex names other numbers of nodes than there are rows: PyG then has results of its own."""
+    if not isinstance(edge_index, EdgeIndex):
+        return False
+    rows = input_of(x_src).size(0), input_of(x_src if x_dst is None else x_dst).size(0)
+    return edge_index.num_rows not in (None, rows[0]) or edge_index.num_cols not in (None, rows[1])
 
 
 def for_pyg(x: Any, edge_index: Any, edge_attr: Tensor | None = None) -> tuple[Any, Any, Tensor | None]:

@@ -18,7 +18,7 @@ from torch_geometric import nn as pyg
 
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
-from ..engine.rules import falls_back
+from ..engine.rules import as_product, falls_back
 from .inputs import adjacency_of, bias_of, block_of, keep_templates, pair_of
 
 
@@ -31,12 +31,12 @@ class SAGEConv(pyg.SAGEConv):
         if falls_back(self, input_of(x_src), edge_index):
             return super().forward(ready(x), edge_index, size)
         if self.project:
-            x_src, x_dst = ready(x_src), ready(x_dst) if x_dst is not x_src else None
-            x_src, x_dst = functional.relu(self.lin(x_src)), x_src if x_dst is None else x_dst
+            plain = ready(x_src)
+            x_src, x_dst = functional.relu(self.lin(plain)), plain if x_dst is x_src else ready(x_dst)
         adjacency = adjacency_of(self, (x_src, x_dst), edge_index, size)
         root: Any = self.lin_r if self.root_weight else None
         bias = bias_of(self.lin_l)
-        out = engine_of(self).convolve(x_src, adjacency, self.lin_l, bias, root, x_dst)
+        out = as_product(engine_of(self).convolve(x_src, adjacency, self.lin_l, bias, root, x_dst))
         return functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
 
@@ -50,4 +50,4 @@ class GraphConv(pyg.GraphConv):
             return super().forward(ready(x), edge_index, edge_weight, size)
         adjacency = adjacency_of(self, (x_src, x_dst), edge_index, size, edge_weight)
         bias = bias_of(self.lin_rel)
-        return engine_of(self).convolve(x_src, adjacency, self.lin_rel, bias, self.lin_root, x_dst)
+        return as_product(engine_of(self).convolve(x_src, adjacency, self.lin_rel, bias, self.lin_root, x_dst))

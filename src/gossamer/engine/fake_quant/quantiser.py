@@ -91,6 +91,7 @@ class Quantiser(nn.Module):
         """
         if x.dim() != 2:
             return self(x.flatten(0, -2), row, keep, dropped, columns).view(x.shape)
+        x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # autocast makes rows of that kind
         columns = self.columns if columns is None else columns
         with torch.no_grad():
             if self.training:
