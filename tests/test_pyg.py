@@ -434,3 +434,13 @@ def test_the_report_for_rich():
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(gs.lighten_(pyg.GCN(12, 8, 2, 3)))
     assert "gossamer GCNConv" in console.export_text()
+
+
+def test_a_scripted_model_is_left_alone():
+    """TorchScript runs without Python, so nothing of it can be replaced; `restore_` takes it as well."""
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    with pytest.raises(NothingToLighten, match="TorchScript runs without Python; lighten_ the model"):
+        gs.lighten_(scripted)
+    assert gs.restore_(scripted) is scripted
+    model = nn.ModuleList([scripted, nn.Linear(4, 4)])
+    assert [row.name for row in gs.lighten_(model).converted if row.name] == ["1"]

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -143,7 +144,8 @@ def restore_(model: nn.Module) -> nn.Module:
             )
     for _, module, original in plan:
         module.__dict__.pop(ATTRIBUTE, None)
-        module._modules.pop(SITES, None)
+        if SITES in module._modules:  # a ScriptModule's dictionary cannot pop
+            del module._modules[SITES]
         if original is not None:  # by class, as a slice of a lightened Sequential has no mark
             module.__class__ = original
     return model
@@ -161,6 +163,8 @@ def _original(kind: type[nn.Module]) -> type[nn.Module] | None:
 def _fate(module: nn.Module, is_root: bool) -> tuple[type[nn.Module] | None, str]:
     """The class that a module changes to, if any, and a note."""
     kind, layers = type(module), _layers()
+    if isinstance(module, torch.jit.ScriptModule):
+        return None, "TorchScript runs without Python; lighten_ the model that it was made from"
     if kind in layers.CONVERTED:
         reason = layers.why_not(module)
         return (None, reason) if reason else (layers.CONVERTED[kind], "")
