@@ -8,7 +8,7 @@ CPP := $(filter %.h %.cpp,$(NATIVE))
 
 DATASET ?= digits
 
-.PHONY: compare test bench docs notebooks readme lint format sanitize emulate wheel check-wheel clean
+.PHONY: compare test bench pyg-suite docs notebooks readme lint format sanitize emulate wheel check-wheel clean
 
 # The main job. What compare/$(DATASET) has already is shown again; remove that folder to measure anew.
 compare: $(VENV)/installed
@@ -21,6 +21,13 @@ test: $(VENV)/installed lint
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/train.py
+
+# PyG's own tests, from a checkout of the installed version, with every root module lightened: make pyg-suite
+# PYG_TESTS=path/to/pytorch_geometric/test [RECIPE=tango] [TESTS="nn/conv loader"]. Fails if one passes plain only.
+RECIPE ?= float32
+pyg-suite: $(VENV)/installed
+	@test -n "$(PYG_TESTS)" || { echo "PYG_TESTS must name the folder test of a checkout of PyG: make pyg-suite PYG_TESTS=..."; exit 2; }
+	$(BIN)/python benchmarks/pyg_suite.py "$(PYG_TESTS)" $(TESTS) --recipe $(RECIPE)
 
 # The site: README, docs/, an API reference from the docstrings, notebooks; opens from disk.
 docs: $(VENV)/installed
