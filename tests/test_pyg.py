@@ -444,3 +444,17 @@ def test_a_scripted_model_is_left_alone():
     assert gs.restore_(scripted) is scripted
     model = nn.ModuleList([scripted, nn.Linear(4, 4)])
     assert [row.name for row in gs.lighten_(model).converted if row.name] == ["1"]
+
+
+def test_a_traced_model_is_saved():
+    """torch.fx makes a class for each model and pickles it in its own way: as a GraphModule with lightened children."""
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+    x = torch.randn(5, 4)
+    want = traced(x)
+    gs.lighten_(traced)
+    file = io.BytesIO()
+    torch.save(traced, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    torch.testing.assert_close(loaded(x), want)
+    torch.testing.assert_close(gs.restore_(loaded)(x), want)

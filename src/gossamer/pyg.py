@@ -209,6 +209,8 @@ def _make(kind: type[nn.Module]) -> type[nn.Module]:
     functools.update_wrapper(forward, kind.forward)
 
     def reduce(self: Any, protocol: Any) -> Any:
+        if kind.__reduce__ is not object.__reduce__:  # a class that cannot be pickled by its name, as a GraphModule
+            return kind.__reduce__(self)
         # Python 3.10 has no __getstate__ of its own
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
         return _rebuild, (kind,), state
