@@ -31,7 +31,7 @@ with importing_pyg():
 RECIPE = os.environ.get("GOSSAMER_SUITE_RECIPE", "")
 OUT = Path(os.environ["GOSSAMER_SUITE_OUT"])
 USERS_SIZES = os.environ.get("GOSSAMER_SUITE_SIZES") == "users"
-OURS = {} if USERS_SIZES else dict.fromkeys(("fused", "dropout", "saved", "int8", "messages"), 0)
+OURS = {} if USERS_SIZES else dict.fromkeys(("fused", "activation", "dropout", "saved", "int8", "messages"), 0)
 
 running = threading.local()
 
