@@ -200,8 +200,9 @@ def run_fused(x: Tensor, epilogue: EpilogueSpec) -> Tensor:
     return out
 
 
-Consume = Callable[[Tensor, Epilogue], tuple[Tensor, ...]]
-"""Runs an epilogue with what follows it: the results, then the mean and variance of its input."""
+Consume = Callable[[list[Tensor], Epilogue], tuple[Tensor, ...]]
+"""Runs an epilogue with what follows it: the results, then the mean and variance of its input. The input is the only
+tensor of a list and is to be taken out of it, so that it is free when it has been read."""
 
 
 class Deferred:
@@ -229,9 +230,9 @@ class Deferred:
 
     def run(self) -> Tensor:
         """The result."""
-        if self.asked is not None:
+        if self.asked is not None and self.saving is None:
             asked = self.asked
-            return self._through(lambda x, drawn: gradient.norm_act(x, drawn, asked))[0]
+            return self._through(lambda x, drawn: gradient.norm_act(x.pop(), drawn, asked))[0]
         x, self._x = self.x, None
         return self._run(x, self._epilogue)
 
@@ -246,19 +247,19 @@ class Deferred:
         """out W_k^T + b_k for each k, out the epilogue's result."""
         saving, asked = self.saving, self.asked
         if saving is not None:
-            return self._through(lambda x, drawn: saved.epilogue_products(x, drawn, saving, weights, biases))
+            given = (weights, biases, asked)
+            return self._through(lambda x, drawn: saved.epilogue_products(x.pop(), drawn, saving, *given))
         assert asked is not None
-        return self._through(lambda x, drawn: gradient.products(x, drawn, asked, weights, biases))
+        return self._through(lambda x, drawn: gradient.products(x.pop(), drawn, asked, weights, biases))
 
     def quantise(self, consume: Consume) -> tuple[Tensor, ...]:
         """The results of consume(x, epilogue), which makes the epilogue's result as int8 rows."""
         return self._through(consume)
 
     def _through(self, consume: Consume) -> tuple[Tensor, ...]:
-        x = self.x.contiguous()
+        rows, x, self._x = self.x.size(0), [self.x.contiguous()], None
         *outs, mean, var = consume(x, self._epilogue.draw())
-        self._x = None
-        self._epilogue.follow(mean, var, x.size(0))
+        self._epilogue.follow(mean, var, rows)
         return tuple(outs)
 
 

@@ -130,6 +130,18 @@ class Request:
         dx = QGradient(rows, self.factors, self, made.sums, made.dots if self._heads else None)
         return EpilogueGradient(dx, made.dweight, made.dbias)
 
+    def quantise(self, dx: Tensor, sums: Tensor) -> Tensor:
+        """A gradient that is there in float32, with its sums by column, as it is asked for; dx itself if that is with
+        products by head.
+        """
+        if self._heads:
+            return dx
+        rows = {name: ops.quantize_times(dx, factor, self.seeds[name]) for name, factor in self.factors.items()}
+        if self._watch is not None:
+            for name, factor in self.factors.items():
+                self._watch.see("dout", dx, rows[name], factor)
+        return QGradient(rows, self.factors, self, sums, None)
+
     def answer(self, dout: Tensor) -> QGradient | None:
         """The gradient if it came as this request asks; None if dout is any other tensor."""
         return dout if isinstance(dout, QGradient) and dout.request is self and dout.rows is not None else None
@@ -142,6 +154,21 @@ def request_of(x: Tensor) -> Request | None:
     """
     request = getattr(x.grad_fn, "request", None)
     return request if request is not None and request.factors and x._version == 0 else None
+
+
+class _Placeholder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.new_empty(()).expand(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Tensor:
+        return dout
+
+
+def without_memory(x: Tensor) -> Tensor:
+    """x's place in the graph, without its numbers: what has been read need not live until the graph knows of it."""
+    return _Placeholder.apply(x)
 
 
 def whole(dout: Tensor) -> Tensor:

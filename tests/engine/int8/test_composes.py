@@ -10,6 +10,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
@@ -17,9 +18,11 @@ from torch_geometric.data import Batch, Data
 
 import gossamer as gs
 from gossamer import ops
+from gossamer.aggregate import Adjacency
 from gossamer.engine import noise
 from gossamer.engine.choice import engine_of
 from gossamer.engine.epilogue import Deferred
+from gossamer.engine.gradient import QGradient
 from gossamer.engine.int8.entry import Entry
 from gossamer.engine.int8.products import products
 from gossamer.engine.settings import Int8
@@ -514,3 +517,41 @@ def test_training_after_inference_mode(kind):
     trained.square().sum().backward()
     assert torch.equal(trained, alone)
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+# With activations in few bits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pyg.GCNConv, pyg.SAGEConv])
+def test_an_epilogues_input_is_free_before_neighbours_are_summed(kind, monkeypatch):
+    conv = kind(WIDTH, WIDTH)
+    gs.lighten_(nn.ModuleList([conv, nn.Linear(2, 2)]), "feather")
+    x, edge_index = data()
+    weight = torch.eye(WIDTH, requires_grad=True)
+    deferred = engine_of(conv).epilogue(x @ weight, act=nn.ReLU(), defer=True)
+    assert isinstance(deferred, Deferred)
+    held, alive = StorageWeakRef(deferred.x.untyped_storage()), []
+    summed = Adjacency.product_of_rows
+
+    def noting(*args):
+        alive.append(not held.expired())
+        return summed(*args)
+
+    monkeypatch.setattr(Adjacency, "product_of_rows", noting)
+    conv(deferred, edge_index).square().sum().backward()
+    assert alive == [False] and weight.grad is not None
+
+
+def test_gradients_between_layers_are_int8_rows(model):
+    """No product of a hidden layer is handed a gradient in float32, which would be the largest tensor of backward."""
+    gs.lighten_(model, "feather")
+    x, edges = data()
+    out = model(x, edges)
+    given, nodes = [], [out.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if getattr(node, "request", None) is not None:
+            node.register_prehook(lambda grads: given.extend(type(grad) for grad in grads[:1]))
+        nodes += [following for following, _ in node.next_functions if following is not None]
+    out.square().sum().backward()
+    assert given and set(given) == {QGradient}

@@ -152,7 +152,7 @@ class Int8Engine(Engine):
             return self.beneath.convolve_deferred(x, adjacency, lin, bias, root)
         weights, biases = [each.weight for each in lins], [bias, *(each.bias for each in lins[1:])]
 
-        def consume(given: Tensor, epilogue: Epilogue) -> tuple[Tensor, ...]:
+        def consume(given: list[Tensor], epilogue: Epilogue) -> tuple[Tensor, ...]:
             return convolve(given, adjacency, weights, biases, "multiply", self._entry_of(x, epilogue))
 
         return x.quantise(consume)[0]
@@ -176,7 +176,7 @@ class Int8Engine(Engine):
             and self._sums(x, shows_weights)
         )
 
-    def _projected(self, x: Tensor, a: Attention, entry: Entry) -> tuple[Tensor, ...]:
+    def _projected(self, x: Tensor | list[Tensor], a: Attention, entry: Entry) -> tuple[Tensor, ...]:
         att = torch.cat(list(a.atts)).flatten(1)
         return project(x, a.lins[0].weight, att, a.heads, entry)
 
@@ -234,6 +234,7 @@ class Int8Engine(Engine):
     def defer(self, x: Tensor, epilogue: EpilogueSpec) -> Deferred | None:
         deferred = self.beneath.defer(x, epilogue)
         if deferred is not None:
+            deferred.asked = request_of(x)
             return deferred
         fits = rules.fits_int8(x) and x.dtype == torch.float32 and not (self.saves and rules.saves_little(x))
         if not fits or has_outliers(x):

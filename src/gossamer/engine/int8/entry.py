@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ... import ops
 from ...ops._structure import take, tensors_of, without_tensors
-from ...ops.linear import remember_sums
 from ...ops.norm_act import Epilogue, Over
 from ...ops.quantize_rows import QRows
 from ...ops.save_epilogue import Packing
@@ -26,7 +25,7 @@ from ...ops.saved_epilogue import SavedEpilogue, is_smooth
 from ...state.location import layer_here
 from ..gradient import Request
 from ..noise import refuse_nan as refuse_saved_nan
-from ..saved.epilogue import noise_beside
+from ..saved.epilogue import handed_on, noise_beside
 from ..saved.policy import Saving, packing_of
 from ..saved.source import pack_rows
 from ..settings import Int8
@@ -157,9 +156,7 @@ def leave(drows: Tensor, asked: Request | None, saved: SavedInput) -> tuple[Tens
     if saved.saved is not None:
         norm = (epilogue.weight, epilogue.var, epilogue.over, epilogue.eps)
         dweight, dbias, sums = ops.saved_epilogue_backward(drows, drows, saved.saved, *norm)
-        if sums.numel():
-            remember_sums(drows, sums)
-        return drows, dweight, dbias
+        return handed_on(drows, sums, asked), dweight, dbias
     assert saved.x is not None
     backward = ops.norm_act_backward if asked is None else asked.fill
     return backward(drows, saved.x, epilogue)

@@ -29,7 +29,7 @@ from ...ops.linear import bias_gradient
 from ...ops.norm_act import Epilogue
 from ...ops.quantize_rows import QRows
 from ...state.location import layer_here
-from ..gradient import QGradient, QTensor, Request, whole
+from ..gradient import QGradient, QTensor, Request, whole, without_memory
 from ..noise import refuse_twice
 from ..saved.epilogue import LARGE
 from .entry import BEFORE, Entry, SavedInput, enter, leave, refuse_nan
@@ -54,34 +54,24 @@ class Spec(NamedTuple):
 
 
 class _Int8(torch.autograd.Function):
+    """What autograd is to know of a call that has run: x and the parameters may thus be without memory by now."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, nweight: Tensor | None, nbias: Tensor | None, add: Tensor | None, att: Tensor | None,
-        spec: Spec, *params: Tensor | None,
+        begun: _Begun, outs: list[Tensor], z: QRows | None, *params: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        needs = _Needs.of(ctx)
-        if not any(ctx.needs_input_grad):  # no backward will come
-            spec = spec._replace(entry=spec.entry._replace(watch=None))
-        weights = [_weight(w, spec.entry.watch) for w in params[::2] if w is not None]
-        biases, seeds = params[1::2], Seeds(spec.entry.setting, x)
-        if any(ctx.needs_input_grad) and add is None:
-            spec.request.ask_for(_wanted_rows(weights, spec, needs.rows), seeds, spec.entry.watch)
-        entered = enter(x, spec.entry, seeds)
-        is_input = spec.entry.epilogue is None and not x.requires_grad
-        outs, z = _run(entered.rows, spec, weights, biases, add, att, seeds, is_input)
-        saved = entered.saved
-        if spec.first == "aggregate" and z is not None and len(weights) == 1 and spec.entry.epilogue is None:
-            saved = SavedInput()  # only what was aggregated is multiplied
+        spec = begun.spec
         ctx.request = spec.request if len(outs) == 1 or spec.heads else None
         ctx.spec = spec._replace(entry=spec.entry._replace(epilogue=None))
-        ctx.seeds, ctx.layer = seeds, layer_here() if torch.is_anomaly_enabled() else ""
+        ctx.seeds, ctx.layer = begun.seeds, layer_here() if torch.is_anomaly_enabled() else ""
         ctx.large = x.numel() >= LARGE
-        tensors, ctx.saved = saved.flatten()
-        ctx.counts = (len(weights), len(tensors))
-        flat = [tensor for weight in weights for tensor in weight]
+        tensors, ctx.saved = begun.saved.flatten()
+        ctx.counts = (len(begun.weights), len(tensors))
+        flat = [tensor for weight in begun.weights for tensor in weight]
         ctx.save_for_backward(*flat, *tensors, *(z or ()), att)
-        ctx.mark_non_differentiable(entered.mean, entered.var)
-        return (*outs, entered.mean, entered.var)
+        ctx.mark_non_differentiable(begun.mean, begun.var)
+        return (*outs, begun.mean, begun.var)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -93,16 +83,18 @@ class _Int8(torch.autograd.Function):
             memory.trim_heap()
         with torch.no_grad():
             douts = _gradients_of(grads, ctx)
-            x, summed = entered.operand(), QRows(*z) if z else None
             datt = None
             if spec.heads:
+                x = entered.operand()
                 assert x is not None
                 drows, dweight, datt = _through_projection(
                     douts[0], x, weights[0], att, grads[1], ctx.seeds, needs.rows
                 )
                 dweights = [dweight]
             else:
-                drows, dweights = _through(douts, x, summed, weights, spec, ctx.seeds, needs.rows)
+                drows, dweights = _through(
+                    douts, entered, QRows(*z) if z else None, weights, spec, ctx.seeds, needs.rows
+                )
             dx, dnweight, dnbias = (None,) * 3 if drows is None else leave(drows, spec.entry.asked, entered)
             sums = [dout.sums() if any(needs.biases) else None for dout in douts]
             params: list[Tensor | None] = []
@@ -113,7 +105,7 @@ class _Int8(torch.autograd.Function):
             spec.entry.watch.end_step()
         own_grads = (dx if needs.x else None, dnweight if needs.nweight else None, dnbias if needs.nbias else None)
         others = (grads[0] if needs.add else None, datt if needs.att else None)
-        return refuse_twice(*own_grads, *others, None, *params)
+        return refuse_twice(*own_grads, *others, None, None, None, *params)
 
 
 class _Needs(NamedTuple):
@@ -129,7 +121,7 @@ class _Needs(NamedTuple):
 
     @classmethod
     def of(cls, ctx: Any) -> _Needs:
-        x, nweight, nbias, add, att, _, *params = ctx.needs_input_grad
+        x, nweight, nbias, add, att, _, _, _, *params = ctx.needs_input_grad
         return cls(x, nweight, nbias, add, att, params[::2], params[1::2])
 
     @property
@@ -146,64 +138,119 @@ def _weight(weight: Tensor, watch: Any) -> Weight:
     return made
 
 
-def _run(
-    x: QRows, spec: Spec, weights: Sequence[Weight], biases: Sequence[Tensor | None], add: Tensor | None,
-    att: Tensor | None, seeds: Seeds, is_input: bool,
-) -> tuple[list[Tensor], QRows | None]:  # fmt: skip
+class _Begun(NamedTuple):
+    """A call up to the sum along edges, which may wait: by then neither x nor its rows need be there."""
+
+    x: Tensor
+    """Its place in the graph, maybe without its memory."""
+    spec: Spec
+    rows: QRows
+    """x; multiplied first, x W^T."""
+    saved: SavedInput
+    mean: Tensor
+    var: Tensor
+    weights: list[Weight]
+    params: Sequence[Tensor | None]
+    add: Tensor | None
+    own: Tensor | None
+    """What is added to the sum: `add`, and the node's own product if that came first."""
+    att: Tensor | None
+    seeds: Seeds
+    is_input: bool
+
+    def finish(self) -> tuple[Tensor, ...]:
+        """The results, then the epilogue's mean and variance."""
+        with torch.no_grad():
+            outs, z = _finish(self)
+        saved, spec, norm = self.saved, self.spec, self.spec.entry.epilogue or Epilogue()
+        if spec.first == "aggregate" and z is not None and len(self.weights) == 1 and spec.entry.epilogue is None:
+            saved = SavedInput()  # only what was aggregated is multiplied
+        given = (self.x, norm.weight, norm.bias, self.add, self.att)
+        return _Int8.apply(*given, self._replace(saved=saved), outs, z, *self.params)
+
+
+def _begin(
+    x: Tensor | list[Tensor], add: Tensor | None, spec: Spec, weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None], att: Tensor | None = None,
+) -> _Begun:  # fmt: skip
+    """`x` may be the only reference to a tensor, in a list: that is emptied, and x is free once it is quantised."""
+    given = (x.pop() if isinstance(x, list) else x).float().contiguous()
+    params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
+    norm, add = spec.entry.epilogue or Epilogue(), None if add is None else add.float()  # bfloat16 by autocast
+    needs_rows, needs_any = (
+        _require_grad(given, norm.weight, norm.bias, *others) for others in ((), (add, att, *params))
+    )
+    if not needs_any:  # no backward will come
+        spec = spec._replace(entry=spec.entry._replace(watch=None))
+    seeds, is_input = Seeds(spec.entry.setting, given), spec.entry.epilogue is None and not given.requires_grad
+    with torch.no_grad():
+        ws = [_weight(weight, spec.entry.watch) for weight in weights]
+        if needs_any and add is None:
+            spec.request.ask_for(_wanted_rows(ws, spec, needs_rows), seeds, spec.entry.watch)
+        rows, saved, mean, var = enter(given, spec.entry, seeds)
+        if spec.entry.epilogue is not None and saved.x is None:
+            with torch.set_grad_enabled(needs_rows):
+                given = without_memory(given)
+        own = add
+        if spec.adjacency is not None and len(ws) > 1 and (spec.first == "multiply" or add is not None):
+            own = ws[1].forward(rows, params[3], add)
+        if spec.first == "multiply":
+            h = ws[0].forward_rows(rows, seeds.of_activation())
+            if spec.entry.watch is not None:
+                spec.entry.watch.see("h", ws[0].forward(rows), h)
+            rows = h
+    return _Begun(given, spec, rows, saved, mean, var, ws, params, add, own, att, seeds, is_input)
+
+
+def _require_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _finish(begun: _Begun) -> tuple[list[Tensor], QRows | None]:
     """The results, and the neighbour sums of x if backward needs them."""
+    spec, rows, weights, biases, seeds = begun.spec, begun.rows, begun.weights, begun.params[1::2], begun.seeds
     adjacency, watch = spec.adjacency, spec.entry.watch
     if spec.heads:
-        assert att is not None
-        rows, terms = weights[0].forward_heads(x, att, spec.heads, seeds.of_activation())
-        return [QTensor({PLAIN: rows}, {PLAIN: None}), terms], None
+        assert begun.att is not None
+        h, terms = weights[0].forward_heads(rows, begun.att, spec.heads, seeds.of_activation())
+        return [QTensor({PLAIN: h}, {PLAIN: None}), terms], None
     if adjacency is None:
-        added = [add, *[None] * (len(weights) - 1)]
-        return [w.forward(x, b, a) for w, b, a in zip(weights, biases, added, strict=True)], None
-    if len(weights) > 1 and (spec.first == "multiply" or add is not None):
-        add = weights[1].forward(x, biases[1], add)
+        added = [begun.add, *[None] * (len(weights) - 1)]
+        return [w.forward(rows, b, a) for w, b, a in zip(weights, biases, added, strict=True)], None
     if spec.first == "multiply":
-        h = weights[0].forward_rows(x, seeds.of_activation())
-        if watch is not None:
-            watch.see("h", weights[0].forward(x), h)
-        return [adjacency.product_of_rows(h, biases[0], add)], None
-    once = is_input and spec.entry.saving is None and seeds.of_sum() is None
-    z = adjacency.product_rows_once(x) if once else adjacency.product_rows(x, seeds.of_sum())
+        return [adjacency.product_of_rows(rows, biases[0], begun.own)], None
+    once = begun.is_input and spec.entry.saving is None and seeds.of_sum() is None
+    z = adjacency.product_rows_once(rows) if once else adjacency.product_rows(rows, seeds.of_sum())
     if watch is not None:
-        watch.see("z", adjacency.product_of_rows(x), z)
+        watch.see("z", adjacency.product_of_rows(rows), z)
     saved = None if spec.entry.saving is not None else z
-    if len(weights) > 1 and add is None:
-        return [weights[0].forward_two(z, biases[0], weights[1], x, biases[1])], saved
-    return [weights[0].forward(z, biases[0], add)], saved
+    if len(weights) > 1 and begun.add is None:
+        return [weights[0].forward_two(z, biases[0], weights[1], rows, biases[1])], saved
+    return [weights[0].forward(z, biases[0], begun.own)], saved
 
 
 def products(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], entry: Entry, add: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """x W_k^T + b_k for each k (the first plus `add`), then the epilogue's mean and variance."""
-    return _apply(x, add, Spec(entry, "products", Request()), weights, biases)
+    x: Tensor | list[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], entry: Entry,
+    add: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """x W_k^T + b_k for each k (the first plus `add`), then the epilogue's mean and variance.
+
+    Here and below, x may be the only reference to a tensor, in a list: it is free as soon as it is quantised.
+    """
+    return _begin(x, add, Spec(entry, "products", Request()), weights, biases).finish()
 
 
-def project(x: Tensor, weight: Tensor, att: Tensor, heads: int, entry: Entry) -> tuple[Tensor, ...]:
+def project(x: Tensor | list[Tensor], weight: Tensor, att: Tensor, heads: int, entry: Entry) -> tuple[Tensor, ...]:
     """x W^T as int8 rows (a QTensor), their products with att [terms, columns] by head, then mean and variance."""
-    return _apply(x, None, Spec(entry, "products", Request(), heads=heads), [weight], [None], att)
+    return _begin(x, None, Spec(entry, "products", Request(), heads=heads), [weight], [None], att).finish()
 
 
 def convolve(
-    x: Tensor, adjacency: Adjacency, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
+    x: Tensor | list[Tensor], adjacency: Adjacency, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
     first: Literal["multiply", "aggregate"], entry: Entry, add: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Neighbours through the first weight, the nodes themselves through the second; then mean and variance."""
-    return _apply(x, add, Spec(entry, first, Request(), adjacency), weights, biases)
-
-
-def _apply(
-    x: Tensor, add: Tensor | None, spec: Spec, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
-    att: Tensor | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
-    norm = spec.entry.epilogue or Epilogue()
-    add = None if add is None else add.float()  # autocast may have made it bfloat16
-    return _Int8.apply(x.float().contiguous(), norm.weight, norm.bias, add, att, spec, *params)
+    return _begin(x, add, Spec(entry, first, Request(), adjacency), weights, biases).finish()
 
 
 # Backward ---------------------------------------------------------------------------------------------------------
@@ -278,14 +325,20 @@ def _wanted_rows(weights: Sequence[Weight], spec: Spec, needs_rows: bool) -> Row
 
 
 def _through(
-    douts: Sequence[Gradient], x: QRows | None, z: QRows | None, weights: Sequence[Weight], spec: Spec, seeds: Seeds,
-    needs_rows: bool,
+    douts: Sequence[Gradient], entered: SavedInput, z: QRows | None, weights: Sequence[Weight], spec: Spec,
+    seeds: Seeds, needs_rows: bool,
 ) -> tuple[Tensor | None, list[Tensor]]:  # fmt: skip
-    """Gradients of the rows that came in (if needed) and of the weights."""
+    """Gradients of the rows that came in (if needed) and of the weights.
+
+    The rows' float32 gradient is the largest, so it comes last: what the weights' read is free by then.
+    """
     adjacency, watch, named = spec.adjacency, spec.entry.watch, list(enumerate(weights))
+    x = entered.operand()
     if adjacency is None:
         pairs = [(dout, k, weight) for dout, (k, weight) in zip(douts, named, strict=True)]
-        return _through_products(pairs, x, seeds, needs_rows)
+        behind, dweights = _of_products(pairs, x, seeds, needs_rows)
+        del x
+        return _sum_of_products(behind, None), dweights
     (dout,), drows = douts, None
     waiting: list[tuple[Weight, QRows]] = []
     if spec.first == "multiply":
@@ -293,6 +346,7 @@ def _through(
         dh = adjacency.back_rows(g, weights[0].folded, seeds.of_gradient())
         if watch is not None:
             watch.see("dh", adjacency.back_of_rows(g), dh, weights[0].folded)
+        del g
         waiting = [(weights[0], dh)] if needs_rows else []
         first = _dweight(dh, x, weights[0], seeds)
     else:
@@ -300,9 +354,9 @@ def _through(
             assert x is not None
             z = adjacency.product_rows(x, seeds.of_sum())
         first, drows = _through_sum(dout, z, weights[0], adjacency, seeds, needs_rows, watch)
-    own = [(dout, k, weight) for k, weight in named[1:]]
-    drows, others = _through_products(own, x, seeds, needs_rows, drows, waiting)
-    return drows, [first, *others]
+    behind, others = _of_products([(dout, k, weight) for k, weight in named[1:]], x, seeds, needs_rows)
+    del x
+    return _sum_of_products([*waiting, *behind], drows), [first, *others]
 
 
 def _through_sum(
@@ -318,12 +372,11 @@ def _through_sum(
     return _dweight(g, z, weight, seeds), adjacency.back_of_rows(dz)
 
 
-def _through_products(
-    results: Iterable[tuple[Gradient, int, Weight]], x: QRows | None, seeds: Seeds, needs_rows: bool,
-    drows: Tensor | None = None, waiting: Iterable[tuple[Weight, QRows]] = (),
-) -> tuple[Tensor | None, list[Tensor]]:  # fmt: skip
-    """`waiting` are gradients whose products are part of that of the rows as well."""
-    dweights, behind = [], list(waiting)
+def _of_products(
+    results: Iterable[tuple[Gradient, int, Weight]], x: QRows | None, seeds: Seeds, needs_rows: bool
+) -> tuple[list[tuple[Weight, QRows]], list[Tensor]]:
+    """What the gradient of the rows that came in is the sum of, if it is needed, and the gradients of the weights."""
+    dweights, behind = [], []
     for dout, name, weight in results:
         assert x is not None
         if not needs_rows:
@@ -332,7 +385,7 @@ def _through_products(
         g = dout.rows(name, weight.folded)
         behind.append((weight, g))
         dweights.append(_dweight(g, x, weight, seeds))
-    return _sum_of_products(behind, drows), dweights
+    return behind, dweights
 
 
 def _through_projection(

@@ -25,7 +25,7 @@ from ...ops.norm_act import Epilogue, Over, affine, normalised_by
 from ...ops.save_epilogue import Packing
 from ...ops.saved_epilogue import LEAKY, RELU, SavedEpilogue, factor_of, is_smooth, marks_alone, slope_range
 from ...ops.saved_epilogue_backward import gradient
-from ..gradient import whole
+from ..gradient import Request, whole
 from ..noise import draw_seed, refuse_nan, refuse_twice, seed_beside
 from .policy import Saving, packing_of
 from .products import sum_of_products
@@ -67,15 +67,24 @@ def _result(saved: SavedEpilogue, epilogue: Epilogue) -> SavedResult:
     return SavedResult(saved, epilogue.weight, epilogue.bias, epilogue.over == Over.NOTHING)
 
 
+def handed_on(dx: Tensor, sums: Tensor, asked: Request | None) -> Tensor:
+    """dx as the maker of x asks for it; its sums by column, if they are known, go with it."""
+    if asked is not None:
+        return asked.quantise(dx, sums if sums.numel() else ops.column_sums(dx))
+    if sums.numel():
+        remember_sums(dx, sums)
+    return dx
+
+
 class _Epilogue(torch.autograd.Function):
     """Backward by the kernel of ops.saved_epilogue_backward."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, epilogue: Epilogue, made: _Made,
-        *params: Tensor | None,
+        asked: Request | None, *params: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        weights, used = params[::2], epilogue._replace(mean=None, var=made.used_var)
+        weights, used, ctx.asked = params[::2], epilogue._replace(mean=None, var=made.used_var), asked
         ctx.epilogue, ctx.saved, ctx.count = without_tensors(used), without_tensors(made.saved), len(weights)
         ctx.save_for_backward(*weights, *tensors_of(used), *tensors_of(made.saved))
         ctx.mark_non_differentiable(made.mean, made.var)
@@ -86,7 +95,7 @@ class _Epilogue(torch.autograd.Function):
         tensors = ctx.saved_tensors  # once: checkpointing unpacks a tensor only once
         weights, tensors = tensors[: ctx.count], tensors[ctx.count :]
         epilogue, saved, _ = take(tensors, ctx.epilogue, ctx.saved)
-        needs_x, needs_weight, needs_bias, _, _, *needs = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias, _, _, _, *needs = ctx.needs_input_grad
         params: list[Tensor | None] = []
         if saved.rows * saved.columns >= LARGE:
             memory.trim_heap()
@@ -103,10 +112,9 @@ class _Epilogue(torch.autograd.Function):
                 dx = memory.empty(dout.shape, dout.dtype)
             norm = (epilogue.weight, epilogue.var, epilogue.over, epilogue.eps)
             dweight, dbias, sums = ops.saved_epilogue_backward(dx, dout, saved, *norm)
-            if sums.numel():
-                remember_sums(dx, sums)
+            dx = handed_on(dx, sums, ctx.asked)
         own = (dweight if needs_weight else None, dbias if needs_bias else None)
-        return refuse_twice(dx if needs_x else None, *own, None, None, *params)
+        return refuse_twice(dx if needs_x else None, *own, None, None, None, *params)
 
 
 class _PlainEpilogue(torch.autograd.Function):
@@ -189,7 +197,7 @@ def run_epilogue(x: Tensor, epilogue: Epilogue, saving: Saving) -> tuple[Tensor,
     if epilogue.over == Over.NOTHING:  # a product that follows packs the result by itself
         packing = Packing()
     made = _make(x, epilogue, packing._replace(slope_bits=saving.slopes))
-    out, mean, var = _Epilogue.apply(x, epilogue.weight, epilogue.bias, epilogue, made)
+    out, mean, var = _Epilogue.apply(x, epilogue.weight, epilogue.bias, epilogue, made, None)
     if not is_smooth(epilogue.act):
         _note_both(x, out, _result(made.saved, epilogue), epilogue.over)
     return out, mean, var
@@ -229,12 +237,13 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
 
 
 def epilogue_products(
-    x: Tensor, epilogue: Epilogue, saving: Saving, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-) -> tuple[Tensor, ...]:
+    x: Tensor, epilogue: Epilogue, saving: Saving, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
+    asked: Request | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """The products of the epilogue's result, which is never made as a whole; then mean and variance."""
     codec = saving.rows if epilogue.over == Over.NOTHING else saving.values
     packing = packing_of(codec, x.size(1), x.device)
     assert packing is not None, "engines ask `fits` first"
     made = _make(x, epilogue, packing._replace(slope_bits=saving.slopes), weights, biases)
     params = [tensor for pair in zip(weights, biases, strict=True) for tensor in pair]
-    return _Epilogue.apply(x, epilogue.weight, epilogue.bias, epilogue, made, *params)
+    return _Epilogue.apply(x, epilogue.weight, epilogue.bias, epilogue, made, asked, *params)
