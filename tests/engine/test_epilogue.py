@@ -260,7 +260,8 @@ def test_a_users_norm_is_told_of_the_batch(graph, paths):
 )  # fmt: skip
 def test_what_a_norm_is_taken_over(norm, over):
     found = epilogue.match(torch.randn(50, 8), norm, nn.LeakyReLU(0.3), 0.25, None)
-    assert found.norm.over == over and found.act == ("leaky_relu", 0.3) and found.p == 0.25 and found.module is norm
+    assert found.norm.over == over and found.act == ("leaky_relu", 0.3) and found.p == 0.25
+    assert (found.running is not None) == (over == Over.COLUMNS)
 
 
 def hooked(module):

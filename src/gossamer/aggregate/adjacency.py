@@ -132,8 +132,11 @@ class Adjacency:
 
     # Float rows -------------------------------------------------------------------------------------------------
 
-    def product(self, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
-        """A x + b + add."""
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None,
+        result: Callable[[], Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """A x + b + add; of a fixed adjacency the caller may give the tensor that stands for it."""
         if self.diagonal is not None and self.diagonal.requires_grad:
             own = self.diagonal.reshape(-1, 1) * x[: self.graph.num_dst]
             if len(own) < self.graph.num_dst:
@@ -144,8 +147,8 @@ class Adjacency:
         if x.dtype not in known and torch.is_autocast_enabled(x.device.type):  # what autocast made of rows
             return self.product(x.float(), bias, add).to(x.dtype)
         if not self.is_linear or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return self._by_op(x, bias, add)
-        return _Product.apply(x, self.value, bias, add, self)
+            return self._by_op(x, bias, add) if result is None else result()
+        return _Product.apply(x, self.value, bias, add, self, result)
 
     def _by_op(self, x: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
         """As a registered op, which has a gradient of its own: that of maxima, and what `torch.compile` traces."""
@@ -267,21 +270,22 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, value: Tensor | None, bias: Tensor | None, add: Tensor | None, adjacency: Adjacency
-    ) -> Tensor:
+        ctx: Any, x: Tensor, value: Tensor | None, bias: Tensor | None, add: Tensor | None, adjacency: Adjacency,
+        result: Callable[[], Tensor] | None,
+    ) -> Tensor:  # fmt: skip
         _, needs_value, *_ = ctx.needs_input_grad
         ctx.adjacency = adjacency._but(value=None) if needs_value else adjacency
         ctx.bias_dtype, ctx.add_dtype = (None if tensor is None else tensor.dtype for tensor in (bias, add))
         ctx.save_for_backward(*((x, value) if needs_value else ()))
-        return adjacency._by_op(x, bias, add)
+        return adjacency._by_op(x, bias, add) if result is None else result()
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        needs_x, needs_value, needs_bias, needs_add, _ = ctx.needs_input_grad
+        needs_x, needs_value, needs_bias, needs_add, _, _ = ctx.needs_input_grad
         adjacency = ctx.adjacency
         if needs_value:
             x, value = ctx.saved_tensors
             adjacency = adjacency._but(value=value)
         dx, dvalue = adjacency.gradients(dout, needs_x, needs_value, lambda: x)
         dbias = bias_gradient(dout).to(ctx.bias_dtype) if needs_bias else None
-        return dx, dvalue, dbias, dout.to(ctx.add_dtype) if needs_add else None, None
+        return dx, dvalue, dbias, dout.to(ctx.add_dtype) if needs_add else None, None, None

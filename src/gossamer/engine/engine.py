@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from . import epilogue as epilogues
 from . import rules
 from .attention import Attention, Projected
 from .epilogue import Batch, Deferred, EpilogueSpec, ready
+from .virtual import Pending
 
 
 class Engine(ABC):
@@ -96,6 +98,8 @@ class Engine(ABC):
 
         `first`: the product that the network begins with, if it may be computed together with the sum.
         """
+        if isinstance(x, Deferred):
+            x.waits = None  # the network reads the sum
         if first is None or add is not None:
             return network(self.aggregate(adjacency, ready(x), None, add))
         return network.after_first(rules.as_product(self.of(first).convolve(x, adjacency, first, first.bias)))
@@ -154,6 +158,8 @@ class Engine(ABC):
 
     # What engines differ in -------------------------------------------------------------------------------------
 
+    defers: bool = False
+    """Whether an epilogue may run with the product behind it, so that it gains by waiting for it."""
     saves: bool = False
     """Whether activations are saved in few bits."""
     leaves_small_to_pyg: bool = True
@@ -201,7 +207,15 @@ class Engine(ABC):
         roots = [] if root is None else [root]
         weights, biases = [lin.weight, *(r.weight for r in roots)], [None, *(r.bias for r in roots)]
         made = self.products_of(x, weights, biases)
-        return None if made is None else self.aggregate(adjacency, made[0], bias, made[1] if roots else None)
+        return None if made is None else self._summed(x, adjacency, made[0], bias, made[1] if roots else None)
+
+    def _summed(self, x: Deferred, adjacency: Adjacency, h: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+        """A h + bias + add, which waits if x asks for that: while x can be reached, its input is not free."""
+        if x.waits is None or not adjacency.is_fixed:
+            return self.aggregate(adjacency, h, bias, add)
+        shape, given = torch.Size((adjacency.graph.num_dst, h.size(1))), (h.detach(), bias, add)
+        later = partial(Pending, shape, lambda: adjacency.product(*given))
+        return x.waits(adjacency.product(h, bias, add, later))
 
     @abstractmethod
     def project(self, x: Tensor, x_dst: Tensor | None, a: Attention, shows_weights: bool) -> Projected:

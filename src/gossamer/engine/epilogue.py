@@ -49,16 +49,20 @@ Batch = tuple[Tensor | None, int | None] | None
 
 
 class EpilogueSpec(NamedTuple):
-    """dropout(act(norm(x))) as modules define it; `module` is the batch norm whose running statistics are to follow."""
+    """dropout(act(norm(x))) as modules define it; `running` are statistics of a batch norm that are to follow."""
 
     norm: Norm = NO_NORM
     act: Act = IDENTITY
     p: float = 0.0
-    module: nn.Module | None = None
+    running: Running | None = None
+    seed: int | None = None
+    """Of dropout, where it has been drawn."""
 
     def draw(self) -> Epilogue:
         """As ops take it, with a new seed for dropout."""
-        norm, act, seed = self.norm, ACTIVATIONS.index(self.act.name), draw_seed() if self.p > 0 else 0
+        norm, act, seed = self.norm, ACTIVATIONS.index(self.act.name), 0
+        if self.p > 0:
+            seed = draw_seed() if self.seed is None else self.seed
         drawn = Epilogue(norm.weight, norm.bias, norm.mean, norm.var, int(norm.over), norm.eps)
         return drawn._replace(act=act, slope=self.act.slope, p=self.p, seed=seed)
 
@@ -74,9 +78,8 @@ class EpilogueSpec(NamedTuple):
 
     def follow(self, mean: Tensor, var: Tensor, rows: int) -> None:
         """Let the batch norm's running statistics follow."""
-        inner = self.module.module if isinstance(self.module, pyg.BatchNorm) else self.module
-        if self.norm.over == Over.COLUMNS and isinstance(inner, _BatchNorm) and inner.training:
-            follow(inner, mean, var, rows)
+        if self.running is not None:
+            self.running.follow(mean, var, rows)
 
 
 def draw_seed() -> int:
@@ -84,17 +87,33 @@ def draw_seed() -> int:
     return int(torch.randint(2**63 - 1, ()))
 
 
-@torch.no_grad()
-def follow(norm: _BatchNorm, mean: Tensor, var: Tensor, rows: int) -> None:
-    """Move the running statistics towards this batch's, as torch does: by `momentum`, or to the mean of all batches."""
-    if norm.running_mean is None or norm.running_var is None or not norm.track_running_stats:
-        return
-    momentum = norm.momentum
-    if norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-        momentum = 1.0 / float(norm.num_batches_tracked) if momentum is None else momentum
-    norm.running_mean.lerp_(mean, momentum or 0.0)
-    norm.running_var.lerp_(var * (rows / (rows - 1)), momentum or 0.0)
+class Running:
+    """The running statistics of a batch norm at one call of it, which they follow once, whenever it is computed."""
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        assert norm.running_mean is not None and norm.running_var is not None
+        self._mean, self._var, self._count = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        self._momentum, self.has_followed = norm.momentum, False
+
+    @torch.no_grad()
+    def follow(self, mean: Tensor, var: Tensor, rows: int) -> None:
+        """Move towards this batch's, as torch does: by `momentum`, or to the mean of all batches."""
+        if self.has_followed:
+            return
+        self.has_followed, momentum = True, self._momentum
+        if self._count is not None:
+            self._count.add_(1)
+            momentum = 1.0 / float(self._count) if momentum is None else momentum
+        self._mean.lerp_(mean, momentum or 0.0)
+        self._var.lerp_(var * (rows / (rows - 1)), momentum or 0.0)
+
+
+def running_of(module: nn.Module | None) -> Running | None:
+    """What of a norm follows its input; None in evaluation, and for other norms."""
+    inner = module.module if isinstance(module, pyg.BatchNorm) else module
+    if not isinstance(inner, _BatchNorm) or not inner.training or not inner.track_running_stats:
+        return None
+    return None if inner.running_mean is None or inner.running_var is None else Running(inner)
 
 
 # Matching ---------------------------------------------------------------------------------------------------------
@@ -148,7 +167,7 @@ def match(
         return None
     p = drop if isinstance(drop, (int, float)) else drop.p if drop.training else 0.0
     known_norm, known_act = norm_of(norm, x), act_of(act)
-    return None if known_norm is None or known_act is None else EpilogueSpec(known_norm, known_act, p, norm)
+    return None if known_norm is None or known_act is None else EpilogueSpec(known_norm, known_act, p, running_of(norm))
 
 
 # Running ----------------------------------------------------------------------------------------------------------
@@ -209,8 +228,11 @@ class Deferred:
     """An epilogue that waits for the product behind it: made together, its result never exists as a whole.
 
     It holds the only reference to its input, which is free once `products`, `quantise` or `run` has been called.
-    `saving` saves its result in few bits; `asked` is what the maker of its input asks of the gradient.
+    `saving` saves its result in few bits; `asked` is what the maker of its input asks of the gradient. If someone else
+    can reach the result, `waits` is told of sums that the product may leave waiting (pending.py).
     """
+
+    waits: Callable[[Tensor], Tensor] | None = None
 
     def __init__(
         self, x: Tensor, epilogue: EpilogueSpec, run: Callable[[Tensor, EpilogueSpec], Tensor], saving: Saving | None,

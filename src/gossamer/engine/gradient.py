@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from .. import ops
 from ..ops._structure import tensors_of, with_tensors, without_tensors
@@ -27,9 +26,10 @@ from ..ops.quantize_rows import QRows
 from ..ops.save_epilogue import Packing
 from ..ops.saved_epilogue import is_smooth
 from .noise import refuse_twice
+from .virtual import Virtual
 
 
-class QTensor(Tensor):
+class QTensor(Virtual):
     """A float32 matrix that is there as int8 rows: rows of x * factor, for one or several factors by name."""
 
     rows: dict[Hashable, QRows] | None
@@ -55,33 +55,12 @@ class QTensor(Tensor):
         whole, factor = ops.dequantize_rows(codes, scale), self.factors[name]
         return whole if factor is None else whole / factor
 
-    def _become_float(self) -> Tensor:
-        """For what changes it in place: the codes are void from then on."""
+    numbers = dequantised
+
+    def own_numbers(self) -> Tensor:
+        """The codes are void from then on."""
         self._float, self.rows = self.dequantised(), None
         return self._float
-
-    def numpy(self, **named: Any) -> Any:
-        return self.dequantised().numpy(**named)
-
-    def tolist(self) -> Any:
-        return self.dequantised().tolist()
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self.dequantised().clone()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.dequantised().__reduce_ex__(protocol)
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
-        written = [given.get(a.name) for a in func._schema.arguments if a.is_write]
-        tree_map_only(QTensor, QTensor._become_float, written)
-        plain = tree_map_only(QTensor, QTensor.dequantised, (args, kwargs or {}))
-        out = func(*plain[0], **plain[1])
-        return written[0] if written and isinstance(written[0], QTensor) else out
 
 
 class QGradient(QTensor):
@@ -173,7 +152,7 @@ def without_memory(x: Tensor) -> Tensor:
 
 def whole(dout: Tensor) -> Tensor:
     """A gradient in float32, contiguous."""
-    return dout.dequantised() if isinstance(dout, QTensor) else dout.contiguous()
+    return dout.numbers() if isinstance(dout, Virtual) else dout.contiguous()
 
 
 class _Epilogue(torch.autograd.Function):

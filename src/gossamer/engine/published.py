@@ -107,7 +107,7 @@ class Published(Engine):
 
 def _parts(epilogue: EpilogueSpec) -> list[EpilogueSpec]:
     """Norm, activation and dropout, each by itself; those that do nothing are left out."""
-    norm, act, p, module = epilogue
-    parts = [EpilogueSpec(norm, module=module)] if norm.over != Over.NOTHING else []
+    norm, act, p, running, seed = epilogue
+    parts = [EpilogueSpec(norm, running=running)] if norm.over != Over.NOTHING else []
     parts += [EpilogueSpec(act=act)] if act != IDENTITY else []
-    return [*parts, EpilogueSpec(p=p)] if p > 0 or not parts else parts
+    return [*parts, EpilogueSpec(p=p, seed=seed)] if p > 0 or not parts else parts

@@ -8,29 +8,37 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 from ..engine.choice import engine_of
-from ..engine.epilogue import EpilogueSpec, act_of, norm_of
+from ..engine.epilogue import Deferred, EpilogueSpec, act_of, norm_of, running_of
 from ..engine.rules import as_product
+
+
+def _multiplied(lin: Any, x: Any) -> Tensor:
+    """The product; x may be an epilogue that waits for it."""
+    engine = engine_of(lin)
+    if isinstance(x, Deferred):
+        return as_product(engine.multiply(lin, x))
+    return as_product(engine.product(x, lin.weight, lin.bias))
 
 
 class Linear(nn.Linear):
     """y = x W^T + b."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return as_product(engine_of(self).product(x, self.weight, self.bias))
+    def forward(self, x: Any) -> Tensor:
+        return _multiplied(self, x)
 
 
 class PygLinear(pyg.Linear):
     """y = x W^T + b, with PyG's initialisation."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return as_product(engine_of(self).product(x, self.weight, self.bias))
+    def forward(self, x: Any) -> Tensor:
+        return _multiplied(self, x)
 
 
 def _normalised(module: Any, x: Tensor) -> Tensor | None:
     """The norm as a fused op; None where that does not pay."""
     engine = engine_of(module)
     norm = norm_of(module, x) if engine.takes(x) else None
-    return None if norm is None else engine.run(x, EpilogueSpec(norm, module=module))
+    return None if norm is None else engine.run(x, EpilogueSpec(norm, running=running_of(module)))
 
 
 class BatchNorm1d(nn.BatchNorm1d):

@@ -1,15 +1,17 @@
-"""`F.relu`, `F.dropout` and their like inside a user's own forward, on our ops.
+"""`F.relu`, `F.dropout` and their like, and norms, inside a user's own forward, on our ops.
 
 While a converted model runs, a torch function mode sees the calls it makes and replaces those that have a fused
-counterpart. Everything else passes through. A plain function run under gradient checkpointing is left alone: its second
-run, in backward, happens outside of the model, and both must draw the same mask. Layers of ours run outside of the
-mode (`unwatched`): it would see every attribute of a tensor that they read, hundreds in a step.
+counterpart; their results may wait for the convolution behind them (engine/pending.py). Everything else passes through.
+A plain function run under gradient checkpointing is left alone: its second run, in backward, happens outside of the
+model, and both must draw the same mask. Layers of ours run outside of the mode (`unwatched`): it would see every
+attribute of a tensor that they read, hundreds in a step.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,37 +23,47 @@ from torch.utils import checkpoint
 
 from ..engine.choice import note_call
 from ..engine.engine import Engine
-from ..engine.epilogue import Act, EpilogueSpec
+from ..engine.epilogue import Act, EpilogueSpec, act_of, draw_seed, norm_of, running_of
+from ..engine.pending import deferred, epilogue
+from ..engine.rules import is_plain
+from ..engine.virtual import FACTS, Pending, plain
 from ..state import LayerState, state_of
-from . import as_pyg
+from . import as_pyg, dense, gat, gcn, gin, sage
 
 
-def _act(engine: Engine, x: Any, act: Act, inplace: bool) -> Any:
-    if inplace or not isinstance(x, Tensor) or not engine.takes(x, alone=True):
+def _act(mode: _Replacing, x: Any, act: Act, inplace: bool) -> Any:
+    if inplace or not isinstance(x, Tensor):
         return NotImplemented
-    return engine.run(x, EpilogueSpec(act=act))
+    later = mode.wait(x, EpilogueSpec(act=act))
+    if later is not None:
+        return later
+    x, engine = plain(x), mode.engine.floats
+    return engine.run(x, EpilogueSpec(act=act)) if engine.takes(x, alone=True) else NotImplemented
 
 
-def _relu(engine: Engine, input: Any, inplace: bool = False) -> Any:
-    return _act(engine, input, Act("relu"), inplace)
+def _relu(mode: _Replacing, input: Any, inplace: bool = False) -> Any:
+    return _act(mode, input, Act("relu"), inplace)
 
 
-def _leaky_relu(engine: Engine, input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
-    return _act(engine, input, Act("leaky_relu", negative_slope), inplace)
+def _leaky_relu(mode: _Replacing, input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+    return _act(mode, input, Act("leaky_relu", negative_slope), inplace)
 
 
-def _elu(engine: Engine, input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
-    return _act(engine, input, Act("elu", alpha), inplace)
+def _elu(mode: _Replacing, input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    return _act(mode, input, Act("elu", alpha), inplace)
 
 
-def _gelu(engine: Engine, input: Any, approximate: str = "none") -> Any:
-    return _act(engine, input, Act("gelu"), approximate != "none")
+def _gelu(mode: _Replacing, input: Any, approximate: str = "none") -> Any:
+    return _act(mode, input, Act("gelu"), approximate != "none")
 
 
-def _dropout(engine: Engine, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    if not training or inplace or not 0 < p <= 1 or not isinstance(input, Tensor):
+def _dropout(mode: _Replacing, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if not isinstance(input, Tensor) or not 0 <= p <= 1 or inplace:
         return NotImplemented
-    return engine.dropout(input, p)
+    if not training or p == 0:
+        return input if isinstance(input, Pending) else NotImplemented  # torch returns the very tensor, too
+    later = mode.wait_dropout(input, p)
+    return mode.engine.floats.dropout(plain(input), p) if later is None else later
 
 
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -68,15 +80,94 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
 class _Replacing(TorchFunctionMode):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
-        self.engine = engine.floats
+        self.engine = engine
+        self._waiting: list[weakref.ref[Pending]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = REPLACED.get(func)
         if replacement is not None and not torch.compiler.is_compiling() and not _runs_again_outside():
-            result = replacement(self.engine, *args, **(kwargs or {}))
+            result = replacement(self, *args, **(kwargs or {}))
             if result is not NotImplemented:
                 return result
+        if self._waiting and func not in FACTS:
+            self.settle()
         return func(*args, **(kwargs or {}))
+
+    # What waits -------------------------------------------------------------------------------------------------
+
+    def wait(self, x: Any, change: EpilogueSpec) -> Pending | None:
+        """One part of an epilogue on x that waits; None if it is to be computed now."""
+        later = None if _is_checkpointed() else epilogue(x, change, self.engine)
+        return None if later is None else self._noted(later)
+
+    def wait_dropout(self, x: Any, p: float) -> Pending | None:
+        return self.wait(x, EpilogueSpec(p=p, seed=draw_seed())) if isinstance(x, Pending) and x.is_open else None
+
+    def _noted(self, later: Pending) -> Pending:
+        self._waiting.append(weakref.ref(later))
+        return later
+
+    def _noted_sum(self, out: Any) -> Any:
+        return self._noted(out.settle_place()) if isinstance(out, Pending) else out
+
+    def settle(self) -> None:
+        """Compute all numbers that are still due and can be read."""
+        waiting, self._waiting = self._waiting, []
+        for found in waiting:
+            later = found()
+            if later is not None:
+                later.numbers()
+
+    def settled(self, out: Any) -> Any:
+        """A model's result, with nothing waiting."""
+        if not self._waiting:
+            return out
+        out = plain(out)
+        self.settle()
+        return out
+
+    def run(self, forward: Callable[..., Any], layer: Any, x: Any, *args: Any, **named: Any) -> Any:
+        """The forward of a layer of ours."""
+        kind, x = type(layer), plain(x) if _is_checkpointed() else x
+        if kind in PARTS:
+            later = PARTS[kind](self, layer, x)
+            if later is not None:
+                return later
+        elif isinstance(x, Pending) and (kind in TAKING_DEFERRED or (kind in LINEAR and is_plain(layer))):
+            x = deferred(x, self.engine, self._noted_sum)
+        if self._waiting:
+            x, args, named = plain((x, args, named))
+        return forward(layer, x, *args, **named)
+
+
+def _wait_for_norm(mode: _Replacing, layer: Any, x: Any) -> Pending | None:
+    found = norm_of(layer, x) if isinstance(x, Tensor) and mode.engine.defers and mode.engine.takes(x) else None
+    return None if found is None else mode.wait(x, EpilogueSpec(found, running=running_of(layer)))
+
+
+def _wait_for_act(mode: _Replacing, layer: Any, x: Any) -> Pending | None:
+    found = None if getattr(layer, "inplace", False) else act_of(layer)
+    return None if found is None else mode.wait(x, EpilogueSpec(act=found))
+
+
+def _wait_for_dropout(mode: _Replacing, layer: Any, x: Any) -> Any:
+    if not isinstance(x, Pending) or layer.inplace:
+        return None
+    return mode.wait_dropout(x, layer.p) if layer.training and layer.p > 0 else x
+
+
+PARTS: dict[type, Callable[[_Replacing, Any, Any], Any]] = {
+    dense.BatchNorm1d: _wait_for_norm,
+    dense.LayerNorm: _wait_for_norm,
+    dense.ReLU: _wait_for_act,
+    dense.LeakyReLU: _wait_for_act,
+    dense.ELU: _wait_for_act,
+    dense.GELU: _wait_for_act,
+    dense.Dropout: _wait_for_dropout,
+}
+"""Layers that are one part of an epilogue."""
+LINEAR = (dense.Linear, dense.PygLinear)
+TAKING_DEFERRED = (gcn.GCNConv, sage.SAGEConv, sage.GraphConv, gin.GINConv, gat.GATConv, gat.GATv2Conv)
 
 
 def _runs_again_outside() -> bool:
@@ -91,6 +182,16 @@ def _runs_again_outside() -> bool:
     return False
 
 
+def _is_checkpointed() -> bool:
+    """Whether what is computed now is computed again in backward: then both times alike, hence nothing waits."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The forward of a layer of ours: while it runs, calls are not looked at."""
 
@@ -98,23 +199,26 @@ def unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(module: Any, *args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return forward(module, *args, **named)
-        if _is_replacing():
+        mode = _innermost()
+        if mode is not None:
             with torch.overrides._pop_mode_temporarily():
-                return forward(module, *args, **named)
+                return mode.run(forward, module, *args, **named) if args else forward(module, **plain(named))
         state = state_of(module)
+        if state is not None and state.name == "" and as_pyg.gained_nothing(module, state.model, args, named):
+            return as_pyg.with_own_classes(module, state.model, args, named)
+        args = plain(args) if any(type(each) is Pending for each in args) else args  # kept by a module of the user's
         if state is None or state.name:
             return forward(module, *args, **named)
-        if as_pyg.gained_nothing(module, state.model, args, named):
-            return as_pyg.with_own_classes(module, state.model, args, named)
         return as_pyg.watched(module, state.model, forward, args, named)
 
     return run
 
 
-def _is_replacing() -> bool:
-    """Whether the innermost torch function mode is ours."""
+def _innermost() -> _Replacing | None:
+    """The innermost torch function mode, if it is ours."""
     count = torch._C._len_torch_function_stack()
-    return count > 0 and isinstance(torch._C._get_function_stack_at(count - 1), _Replacing)
+    found = torch._C._get_function_stack_at(count - 1) if count > 0 else None
+    return found if isinstance(found, _Replacing) else None
 
 
 def replacing(module: Any, forward: Callable[..., Any], args: Any, named: Any) -> Any:
@@ -122,7 +226,7 @@ def replacing(module: Any, forward: Callable[..., Any], args: Any, named: Any) -
     state = state_of(module)
     if state is not None and state.name == "" and as_pyg.gained_nothing(module, state.model, args, named):
         return as_pyg.with_own_classes(module, state.model, args, named)
-    if state is None or torch.compiler.is_compiling() or _is_replacing():
+    if state is None or torch.compiler.is_compiling() or _innermost() is not None:
         return forward(module, *args, **named)
     ours = functools.partial(_replaced, state, forward)
     return as_pyg.watched(module, state.model, ours, args, named) if state.name == "" else ours(module, *args, **named)
@@ -130,6 +234,6 @@ def replacing(module: Any, forward: Callable[..., Any], args: Any, named: Any) -
 
 def _replaced(state: LayerState, forward: Callable[..., Any], module: Any, *args: Any, **named: Any) -> Any:
     note_call(state, forward, args, named)
-    with _Replacing(state.engine):
+    with _Replacing(state.engine) as mode:
         out = forward(module, *args, **named)
-    return state.engine.leave_room_for_loss(out)
+    return state.engine.leave_room_for_loss(mode.settled(out))

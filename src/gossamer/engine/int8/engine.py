@@ -52,6 +52,10 @@ class Int8Engine(Engine):
     def saves(self) -> bool:  # type: ignore[override]
         return self.beneath.saves
 
+    @property
+    def defers(self) -> bool:  # type: ignore[override]
+        return not isinstance(self.beneath, Published)
+
     def settled(self, in_float32: bool) -> Engine:
         """The engine after the precision has been found."""
         return self.beneath if in_float32 else replace(self, watch=None)
@@ -153,9 +157,11 @@ class Int8Engine(Engine):
         weights, biases = [each.weight for each in lins], [bias, *(each.bias for each in lins[1:])]
 
         def consume(given: list[Tensor], epilogue: Epilogue) -> tuple[Tensor, ...]:
-            return convolve(given, adjacency, weights, biases, "multiply", self._entry_of(x, epilogue))
+            entry = self._entry_of(x, epilogue)
+            return convolve(given, adjacency, weights, biases, "multiply", entry, waits=x.waits is not None)
 
-        return x.quantise(consume)[0]
+        out = x.quantise(consume)[0]
+        return out if x.waits is None else x.waits(out)
 
     # Attention --------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from ...state.location import layer_here
 from ..gradient import QGradient, QTensor, Request, whole, without_memory
 from ..noise import refuse_twice
 from ..saved.epilogue import LARGE
+from ..virtual import Pending
 from .entry import BEFORE, Entry, SavedInput, enter, leave, refuse_nan
 from .qrows import Seeds, Weight, weight_rows
 
@@ -158,10 +159,17 @@ class _Begun(NamedTuple):
     seeds: Seeds
     is_input: bool
 
-    def finish(self) -> tuple[Tensor, ...]:
-        """The results, then the epilogue's mean and variance."""
-        with torch.no_grad():
-            outs, z = _finish(self)
+    def finish(self, waits: bool = False) -> tuple[Tensor, ...]:
+        """The results, then the epilogue's mean and variance; a sum that comes last may be left waiting."""
+        outs: list[Tensor]
+        z: QRows | None = None
+        if waits and self.spec.first == "multiply":
+            assert self.spec.adjacency is not None
+            shape = torch.Size((self.spec.adjacency.graph.num_dst, self.rows.codes.size(1)))
+            outs = [Pending(shape, lambda: _finish(self)[0][0])]
+        else:
+            with torch.no_grad():
+                outs, z = _finish(self)
         saved, spec, norm = self.saved, self.spec, self.spec.entry.epilogue or Epilogue()
         if spec.first == "aggregate" and z is not None and len(self.weights) == 1 and spec.entry.epilogue is None:
             saved = SavedInput()  # only what was aggregated is multiplied
@@ -247,10 +255,13 @@ def project(x: Tensor | list[Tensor], weight: Tensor, att: Tensor, heads: int, e
 
 def convolve(
     x: Tensor | list[Tensor], adjacency: Adjacency, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
-    first: Literal["multiply", "aggregate"], entry: Entry, add: Tensor | None = None,
+    first: Literal["multiply", "aggregate"], entry: Entry, add: Tensor | None = None, waits: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Neighbours through the first weight, the nodes themselves through the second; then mean and variance."""
-    return _begin(x, add, Spec(entry, first, Request(), adjacency), weights, biases).finish()
+    """Neighbours through the first weight, the nodes themselves through the second; then mean and variance.
+
+    Multiplied first, the sum may wait until it is read.
+    """
+    return _begin(x, add, Spec(entry, first, Request(), adjacency), weights, biases).finish(waits)
 
 
 # Backward ---------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class Saved(Engine):
     """For what is too small to gain, and where no backward will come."""
 
     saves = True
+    defers = True
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
         if not rules.saves_rows(x):
