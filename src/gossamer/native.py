@@ -32,6 +32,17 @@ def _load() -> tuple[Any, str]:
 library, why_missing = _load()
 
 
+def explain(error: Exception) -> None:
+    """Raise what to do about an error of a native call, if the native module is of another version than this code."""
+    told = str(error)
+    lacks = "gossamer._native" in told and "has no attribute" in told
+    if lacks or "incompatible function arguments" in told:
+        raise RuntimeError(
+            f"the native module {getattr(library, '__file__', '')} is of another version than gossamer's Python code: "
+            f"build and install both together, as by `pip install .` in the source tree ({told.splitlines()[0]})"
+        ) from error
+
+
 def available_isas() -> list[str]:
     """Instruction sets that were built and that this processor has, slowest first."""
     return list(library.available_isas()) if library else []

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+import gossamer as gs
 from gossamer import native
 from gossamer.ops import IMPLEMENTED, OPS
 from support.paths import needs_native
@@ -95,3 +96,39 @@ def test_reference_level_works_without_any_kernel():
 
 def test_threads_are_those_of_torch(threads):
     assert native.num_threads() == torch.get_num_threads() == threads
+
+
+OLDER = r"the native module .*_native.* is of another version .*`pip install \.` in the source tree"
+
+
+@needs_native
+def test_a_native_module_of_another_version(monkeypatch):
+    """Whose kernel takes other arguments, or is missing: by dispatch, without it, and from a layer of ours."""
+    from gossamer.backends.cpu import csr, spmm
+
+    class Older:
+        """The module before some change of its functions."""
+
+        coo_to_csr = native.library.check_ids
+        spmm = native.library.check_rowptr
+
+        def __getattr__(self, name):
+            raise AttributeError(f"module 'gossamer._native' has no attribute {name!r}")
+
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    graph = gs.Graph.from_edge_index(edges, 3)
+    monkeypatch.setattr(csr, "library", Older())
+    monkeypatch.setattr(spmm, "library", Older())
+    for call in (
+        lambda: gs.Graph.from_edge_index(edges, 3),
+        graph.t,
+        lambda: gs.ops.spmm(graph, torch.ones(3, 4)),
+        lambda: gs.ops.spmm(graph, torch.ones(3, 4, requires_grad=True)),
+    ):
+        with pytest.raises(RuntimeError, match=OLDER):
+            call()
+
+
+def test_other_errors_of_a_kernel_are_left_as_they_are():
+    for error in (TypeError("unsupported operand"), AttributeError("'NoneType' object has no attribute 'size'")):
+        native.explain(error)

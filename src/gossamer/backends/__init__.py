@@ -10,4 +10,8 @@ from .. import native
 def bind() -> None:
     """Give the ops every kernel that this machine can run."""
     if native.library is not None:
-        importlib.import_module(".cpu", __name__)
+        try:
+            importlib.import_module(".cpu", __name__)
+        except AttributeError as error:
+            native.explain(error)
+            raise

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .. import native
 from ._structure import Signature
 
 NAMESPACE = "gossamer"
@@ -51,7 +52,13 @@ class Op:
     def trusted(self, *args: Any) -> Any:
         """For plain CPU tensors that the caller has checked: the kernel alone, unless something listens."""
         run = _unchecked.get(self.name)
-        return self(*args) if run is None or torch.compiler.is_compiling() or _is_in_mode() else run(*args)
+        if run is None or torch.compiler.is_compiling() or _is_in_mode():
+            return self(*args)
+        try:
+            return run(*args)
+        except (TypeError, AttributeError) as error:
+            native.explain(error)
+            raise
 
     def flatten(self, *args: Any) -> tuple[Any, ...]:
         """The arguments as PyTorch sees them."""
@@ -180,7 +187,11 @@ def _checked(signature: Signature, check: Callable[..., None], function: Callabl
     def run(*flat: Any) -> Any:
         args = signature.group(flat)
         check(*args)
-        return function(*args)
+        try:
+            return function(*args)
+        except (TypeError, AttributeError) as error:
+            native.explain(error)
+            raise
 
     return run
 
