@@ -222,6 +222,87 @@ def test_a_model_that_says_what_its_state_is():
         assert type(gs.restore_(again)) is Locked
 
 
+@pytest.mark.parametrize("made", [*layers.CONVERTED], ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_names_are_those_of_the_originals(made):
+    """What `repr` prints begins with it."""
+    ours = layers.CONVERTED[made]
+    assert ours.__name__ == made.__name__
+    assert pickle.loads(pickle.dumps(ours)) is ours
+
+
+def test_repr():
+    model = nn.ModuleList([pyg.Linear(4, 4), pyg.LayerNorm(4), pyg.GATConv(4, 2), pyg.GIN(4, 4, 2), nn.Linear(4, 2)])
+    before = repr(model)
+    gs.lighten_(model)
+    assert repr(model) == before
+
+
+def test_two_sequences_of_pyg_keep_their_own_forward(graph):
+    """PyG puts what it generates for one on the class of all, too."""
+    random.seed()
+    x, edge_index = graph
+    weight = torch.rand(edge_index.size(1))
+    short = pyg.Sequential("x, e", [(pyg.GCNConv(12, 8), "x, e -> x"), nn.ReLU(), nn.Linear(8, 3)])
+    long = pyg.Sequential("x, e, w", [(pyg.GCNConv(12, 8), "x, e, w -> x"), nn.Sigmoid()])
+    want = short(x, edge_index), long(x, edge_index, weight)
+    for model in (short, long):
+        gs.lighten_(model)
+    for one, other in ((short, long), (copy.deepcopy(short), copy.deepcopy(long)), (short, long)):
+        torch.testing.assert_close((one(x, edge_index), other(x, edge_index, weight)), want, rtol=1e-4, atol=1e-5)
+    for model in (short, long):
+        gs.restore_(model)
+    torch.testing.assert_close((short(x, edge_index), long(x, edge_index, weight)), want)
+
+
+# What a model may be put through --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["float32", "exact-int2"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat"])
+def test_functional_calls_shared_memory_and_wrappers(name, recipe, graph):
+    plain = MODELS[name]().eval()
+    model = copy.deepcopy(plain)
+    gs.lighten_(model, recipe)
+    other = {key: 1.5 * p.detach() for key, p in plain.named_parameters()}
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    ours = torch.func.functional_call(model, other, graph)
+    torch.testing.assert_close(ours, torch.func.functional_call(plain, other, graph), **close)
+    wrapped = nn.DataParallel(torch.optim.swa_utils.AveragedModel(model.share_memory()))
+    torch.testing.assert_close(wrapped(*graph), plain(*graph), **close)
+    gs.restore_(wrapped)
+    torch.testing.assert_close(wrapped(*graph), plain(*graph))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat"])
+def test_other_precisions_run_as_in_pyg(name, dtype, graph):
+    plain = MODELS[name]().to(dtype)
+    model, (x, edge_index) = copy.deepcopy(plain), graph
+    gs.lighten_(model, "tango")
+    torch.testing.assert_close(model(x.to(dtype), edge_index), plain(x.to(dtype), edge_index))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16])
+def test_half_precision_with_a_graph_names_the_remedy(dtype, graph):
+    model = MODELS["gcn"]()
+    gs.lighten_(model)
+    with pytest.raises(TypeError, match=r"`x` must be float32 or float64 where .* a gs\.Graph .*call model\.float\(\)"):
+        model.to(dtype)(graph[0].to(dtype), gs.Graph.from_edge_index(graph[1], 40))
+
+
+def test_a_parametrized_weight_is_seen(graph):
+    class Double(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    plain = pyg.GCN(12, 8, 2, 3)
+    model = copy.deepcopy(plain)
+    gs.lighten_(model)
+    for each in (plain, model):
+        nn.utils.parametrize.register_parametrization(each.convs[0].lin, "weight", Double())
+    torch.testing.assert_close(model(*graph), plain(*graph), rtol=1e-4, atol=1e-5)
+
+
 def test_a_part_of_a_lightened_sequence_can_be_restored():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     gs.lighten_(model)
@@ -417,10 +498,64 @@ def test_the_report(model):
 def test_the_report_in_words():
     report = gs.lighten_(pyg.GCN(12, 8, 2, 3, norm="batch_norm"))
     text = str(report)
-    for word in ("Recipe()", "(model)", "convs.0", "GCNConv", "gossamer GCNConv", "left alone", "no counterpart"):
+    for word in ("Recipe()", "(model)", "convs.0", "GCNConv", "gossamer GCNConv", "BatchNorm", "gossamer BatchNorm1d"):
         assert word in text
     assert max(len(line) for line in text.splitlines()) <= 110
     assert "\x1b" not in text
+
+
+class Mixture(nn.Module):
+    """Some that are converted, some that run unchanged though they compute, and many that only hold others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.cheb = pyg.GIN(12, 8, 2, 8, norm="batch_norm"), pyg.ChebConv(8, 8, 2)
+        self.norm, self.pool = pyg.GraphNorm(8), pyg.SumAggregation()
+        self.lstm, self.head = pyg.SAGEConv(8, 8, aggr="lstm"), nn.Sequential(nn.Identity(), nn.Linear(8, 3), nn.Tanh())
+
+    def forward(self, x, edge_index):
+        return x
+
+
+def lines_of(report):
+    """The module, class, and fate of each line of the table."""
+    cells = [line.strip("│").split("│") for line in str(report).splitlines() if line.startswith("│")]
+    return [tuple(cell.strip() for cell in line[:3]) for line in cells if line[0].strip()]
+
+
+def test_the_report_begins_with_convolutions_and_norms():
+    kinds = [kind for _, kind, _ in lines_of(gs.lighten_(Mixture()))]
+    assert kinds[:4] == ["GINConv", "GINConv", "ChebConv", "SAGEConv"]
+    assert kinds[4:8] == ["BatchNorm"] * 3 + ["GraphNorm"]  # GIN has one in each MLP
+
+
+def test_the_report_leaves_out_what_has_no_arithmetic_of_its_own():
+    report = gs.lighten_(Mixture())
+    lines = lines_of(report)
+    assert not {"ModuleList", "Identity", "Sequential", "MLP", "TrimToLayer", "LSTMAggregation"} & {
+        k for _, k, _ in lines
+    }
+    assert "body.norms.0.module" not in [name for name, _, _ in lines]
+    assert f"and {len(report.rows) - len(lines)} modules" in str(report)
+    assert len(report.rows) == len(list(Mixture().modules()))
+    assert {row.role for row in report.rows} == {"convolution", "norm", "other", "part"}
+
+
+def test_the_report_shows_what_computes_unchanged():
+    text = str(gs.lighten_(Mixture()))
+    left = {name: kind for name, kind, became in lines_of(gs.lighten_(Mixture())) if became == "left alone"}
+    assert left == {
+        "cheb": "ChebConv", "lstm": "SAGEConv", "norm": "GraphNorm", "pool": "SumAggregation", "head.2": "Tanh",
+        "lstm.aggr_module.lstm": "LSTM",
+    }  # fmt: skip
+    assert "aggr='lstm': only mean, sum and max" in text
+
+
+def test_the_report_does_not_call_a_fused_norm_left_alone():
+    report = gs.lighten_(pyg.GCN(12, 8, 2, 3, norm="batch_norm"))
+    assert ("norms.0", "BatchNorm", "gossamer BatchNorm1d") in lines_of(report)
+    assert "left alone" not in str(report)
+    assert row_of(report, "norms.0").note == "its BatchNorm1d does its work"
 
 
 def test_the_report_as_json():

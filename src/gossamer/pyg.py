@@ -14,7 +14,7 @@ import inspect
 import json
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -25,6 +25,9 @@ from .engine.noise import stream
 from .quiet_pyg import importing_pyg
 from .recipe import Recipe, recipe_of
 from .state.layer import ATTRIBUTE
+
+if TYPE_CHECKING:
+    from .layers.roles import Role
 
 OURS = "gossamer.layers."
 SITES = "quantisers"
@@ -53,17 +56,21 @@ class NothingToLighten(ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """One module: its name in the model, its class, what it became (None: left alone), and why."""
+    """One module: its name in the model, its class, what it became (None: left alone), and why.
+
+    `role`: "convolution", "norm", "other", or "part" of what another row tells.
+    """
 
     name: str
     kind: str
     became: str | None
     note: str = ""
+    role: Role = "other"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `lighten_` did with each module."""
+    """What `lighten_` did with each module. Printed, it leaves out parts, which have no arithmetic of their own."""
 
     recipe: Recipe
     rows: tuple[Row, ...]
@@ -77,16 +84,35 @@ class Report:
 
     def __rich__(self) -> Table:
         table = Table("module", "class", "became", "note", title=f"{self.recipe!r}", title_justify="left")
-        for row in self.rows:
-            style = None if row.became else "dim"
-            table.add_row(row.name or "(model)", row.kind, row.became or "left alone", row.note, style=style)
+        shown = [self._with_its_part(row) for row in self.rows if row.role != "part"]
+        for group in ("convolution", "norm"):
+            _add_section(table, [row for row in shown if row.role == group])
+        _add_section(table, [row for row in shown if row.role == "other" and not row.became])
+        _add_section(table, [row for row in shown if row.role == "other" and row.became])
+        if len(shown) < len(self.rows):
+            table.caption = f"and {len(self.rows) - len(shown)} modules that hold these or belong to them"
+            table.caption_justify = "left"
         return table
+
+    def _with_its_part(self, row: Row) -> Row:
+        """A norm of PyG's that holds torch's, which does its work: what became of that."""
+        inner = next((part for part in self.rows if part.name == f"{row.name}.module".lstrip(".")), None)
+        if row.role != "norm" or row.became or inner is None or inner.role != "part" or not inner.became:
+            return row
+        return dataclasses.replace(row, became=inner.became, note=inner.note)
 
     def __str__(self) -> str:
         console = Console(width=110, file=None, color_system=None)
         with console.capture() as captured:
             console.print(self)
         return captured.get().rstrip()
+
+
+def _add_section(table: Table, rows: list[Row]) -> None:
+    for row in rows:
+        style = None if row.became else "yellow"
+        table.add_row(row.name or "(model)", row.kind, row.became or "left alone", row.note, style=style)
+    table.add_section()
 
 
 def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
@@ -98,8 +124,11 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
     recipe, layers = recipe_of(recipe), _layers()
     restore_(model)
     plan = [(name, module, *_fate(module, module is model)) for name, module in model.named_modules()]
+    modules: dict[str, nn.Module | None] = {name: module for name, module, _, _ in plan}
     rows = tuple(
-        Row(name, type(module).__name__, None if to is None else _called(to), note) for name, module, to, note in plan
+        Row(name, type(module).__name__, None if to is None else _called(to), note, layers.role_of(module, holder))
+        for name, module, to, note in plan
+        for holder in [modules.get(name.rpartition(".")[0]) if name else None]
     )
     made_lighter = [m for _, m, to, _ in plan if to is not None and type(m) in layers.CONVERTED]
     if not any(not isinstance(m, layers.CONTAINERS) for m in made_lighter):
@@ -176,10 +205,10 @@ def _fate(module: nn.Module, is_root: bool) -> tuple[type[nn.Module] | None, str
         except Exception as error:  # whatever a user's __init_subclass__ raises
             return None, f"its class refuses a subclass ({type(error).__name__}: {error})"
     bases = [known.__name__ for known in layers.CONVERTED if issubclass(kind, known)]
-    return (
-        None,
-        f"a subclass of {bases[0]} may compute otherwise" if bases else "no counterpart; runs unchanged",
-    )
+    if bases:
+        return None, f"a subclass of {bases[0]} may compute otherwise"
+    held = [type(part).__name__ for part in module.children() if kind in layers.NORMS_THAT_HOLD]
+    return None, f"its {held[0]} does its work" if held else "no counterpart; runs unchanged"
 
 
 def _is_user_written(kind: type[nn.Module]) -> bool:
@@ -199,7 +228,7 @@ def _following(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
-    from .layers.functional import replacing
+    from .layers.functional import refuse_jit_script, replacing
 
     own = kind.forward
 
@@ -216,6 +245,7 @@ def _make(kind: type[nn.Module]) -> type[nn.Module]:
         return _rebuild, (kind,), state
 
     members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "_gossamer_made": True}
+    members["__prepare_scriptable__"] = refuse_jit_script
     return type(kind.__name__, (kind,), members | {"__qualname__": kind.__qualname__})
 
 
@@ -232,4 +262,4 @@ def _rebuild(kind: type[nn.Module]) -> nn.Module:
 def _called(kind: type[nn.Module]) -> str:
     if _is_made(kind):
         return f"{kind.__name__}, following"
-    return f"gossamer {kind.__name__.removeprefix('Pyg')}"
+    return f"gossamer {kind.__name__}"

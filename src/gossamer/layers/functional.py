@@ -192,6 +192,25 @@ def _is_checkpointed() -> bool:
     return False
 
 
+def refuse_jit_trace() -> None:
+    """`torch.jit.trace` would take the graph that it is shown for a constant."""
+    if torch._C._is_tracing():
+        raise RuntimeError(
+            f"a lightened model {JIT.format('traced by torch.jit.trace (or torch.onnx.export without dynamo=True)')}"
+        )
+
+
+def refuse_jit_script(module: Any) -> Any:
+    """In place of `__prepare_scriptable__`, which `torch.jit.script` calls on every module first."""
+    raise RuntimeError(f"a lightened {type(module).__name__} {JIT.format('compiled by torch.jit.script')}")
+
+
+JIT = (
+    "cannot be {}: call gs.restore_(model) first, which keeps the weights. torch.compile, torch.export.export and "
+    "torch.onnx.export(..., dynamo=True) take it as it is"
+)
+
+
 def unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The forward of a layer of ours: while it runs, calls are not looked at."""
 
@@ -199,6 +218,7 @@ def unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(module: Any, *args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return forward(module, *args, **named)
+        refuse_jit_trace()
         mode = _innermost()
         if mode is not None:
             with torch.overrides._pop_mode_temporarily():
@@ -226,7 +246,10 @@ def replacing(module: Any, forward: Callable[..., Any], args: Any, named: Any) -
     state = state_of(module)
     if state is not None and state.name == "" and as_pyg.gained_nothing(module, state.model, args, named):
         return as_pyg.with_own_classes(module, state.model, args, named)
-    if state is None or torch.compiler.is_compiling() or _innermost() is not None:
+    if torch.compiler.is_compiling():
+        return forward(module, *args, **named)
+    refuse_jit_trace()
+    if state is None or _innermost() is not None:
         return forward(module, *args, **named)
     ours = functools.partial(_replaced, state, forward)
     return as_pyg.watched(module, state.model, ours, args, named) if state.name == "" else ours(module, *args, **named)
