@@ -68,34 +68,88 @@ quiet = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning
 
 
 @quiet
-@pytest.mark.parametrize("kind", ["gcn", "gat", "sage max", "gcnii", "own"])
+@pytest.mark.parametrize("kind", ["gcn", "gat", "gatv2", "sage", "sage max", "gin", "gcnii", "own"])
 def test_compiled(kind, graph, fused, dynamo):
-    model = Own() if kind == "own" else MODELS[kind]()
+    """One traced program, also for another graph than the one that it was traced with."""
+    plain = Own() if kind == "own" else MODELS[kind]()
+    model = copy.deepcopy(plain)
     gs.lighten_(model)
-    want = results(copy.deepcopy(model), *graph)
-    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager")
-    torch.testing.assert_close(results(compiled, *graph), want, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(results(compiled, *graph), want, rtol=1e-4, atol=1e-4)
+    backend = "aot_eager" if kind in ("own", "gat") else "eager"
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+    x, edge_index = graph
+    for edges in (edge_index, edge_index[:, ::2].flip(0).contiguous()):
+        torch.testing.assert_close(results(compiled, x, edges), results(plain, x, edges), rtol=1e-4, atol=1e-4)
+
+
+@quiet
+def test_compiled_evaluation(graph, dynamo):
+    plain = pyg.GCN(12, 16, 2, 5, norm="batch_norm", jk="cat", dropout=0.5).eval()
+    model = copy.deepcopy(plain)
+    gs.lighten_(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*graph), plain(*graph), rtol=1e-4, atol=1e-4)
+
+
+@quiet
+def test_compiled_builds_the_graph_once(graph, dynamo):
+    """Also with no `fullgraph`: nothing breaks the program."""
+    programs = []
+
+    def backend(module, _):
+        programs.append(module)
+        return module.forward
+
+    model = pyg.GCN(12, 16, 3, 5)
+    gs.lighten_(model)
+    torch.compile(model, backend=backend)(*graph)
+    assert len(programs) == 1
+    assert sum("coo_to_csr" in str(node.target) for node in programs[0].graph.nodes) == 1
+
+
+@quiet
+@pytest.mark.parametrize("made", [lambda: pyg.GCN(12, 16, 2, 5), lambda: pyg.GAT(12, 16, 2, 5)], ids=["gcn", "gat"])
+def test_compiled_with_a_graph(made, graph, dynamo):
+    plain = made()
+    model, x = copy.deepcopy(plain), graph[0].detach()
+    gs.lighten_(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for edges in (graph[1], graph[1].flip(0).contiguous()):
+        ours = compiled(x, gs.Graph.from_edge_index(edges, len(x)))
+        torch.testing.assert_close(ours, plain(x, edges), rtol=1e-4, atol=1e-4)
+
+
+@quiet
+def test_compiled_weights_of_edges_learn(graph, dynamo):
+    plain = pyg.GCN(12, 16, 2, 5, improved=True)
+    model, grads, (x, edge_index) = copy.deepcopy(plain), [], graph
+    gs.lighten_(model)
+    for run in (torch.compile(model, backend="eager", fullgraph=True), plain):
+        weight = torch.linspace(0.1, 1.0, edge_index.size(1)).requires_grad_()
+        run(x, edge_index, weight).square().sum().backward()
+        grads.append(weight.grad)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+@quiet
+def test_compiled_small_and_large_graphs(graph, sizes_in_use, dynamo):
+    """The sizes that decide for a path are guards of the program."""
+    plain = pyg.GraphSAGE(12, 16, 2, 5)
+    model, (x, edge_index) = copy.deepcopy(plain), graph
+    gs.lighten_(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
+    for edges in (edge_index, edge_index.repeat(1, 50)):
+        torch.testing.assert_close(compiled(x, edges), plain(x, edges), rtol=1e-4, atol=1e-4)
 
 
 @quiet
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend needs a C++ compiler")
 def test_compiled_by_the_default_backend(graph, dynamo):
-    model = Own()
+    model = pyg.SAGEConv(12, 5)
     gs.lighten_(model)
     want = results(copy.deepcopy(model), *graph)
-    torch.testing.assert_close(results(torch.compile(model), *graph), want, rtol=1e-4, atol=1e-4)
-
-
-@quiet
-def test_compiled_sees_another_graph(graph, dynamo):
-    model = pyg.GCN(12, 16, 2, 5)
-    gs.lighten_(model)
-    compiled = torch.compile(model, backend="eager")
-    x, edge_index = graph
-    compiled(x, edge_index)
-    other = edge_index.flip(0).contiguous()
-    torch.testing.assert_close(compiled(x, other), model(x, other))
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(results(compiled, *graph), want, rtol=1e-4, atol=1e-4)
 
 
 class Held(nn.Module):

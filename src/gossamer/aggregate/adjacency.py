@@ -74,7 +74,9 @@ class Adjacency:
     def of(cls, graph: Graph, value: Tensor | None = None, reduce: Reduce = "sum") -> Adjacency:
         """Sum, mean or maximum over the neighbours."""
         degree = graph.inverse_degree if reduce == "mean" else None
-        return cls(graph, value, None, degree, None, "max" if reduce == "max" else "sum")
+        return cls(
+            graph, value, None, degree, None, "max" if reduce == "max" else "sum", EXACT
+        )  # dynamo finds no default
 
     @property
     def is_linear(self) -> bool:
@@ -156,7 +158,8 @@ class Adjacency:
         if not self.is_linear:
             return ops.spmm(self.graph, x, self.value, "max", bias=bias, diagonal=diagonal, rows=add)
         transposed: tuple[Tensor | None, ...] = (None, None, None, None)
-        if torch.compiler.is_compiling() and torch.is_grad_enabled() and x.requires_grad:
+        learns = torch.compiler.is_compiling() and torch.is_grad_enabled() and x.requires_grad
+        if learns and not self.graph.is_traced:
             t = self.graph.t()
             transposed = (t.rowptr, t.col, *((None, t.value) if self.value is None else (self.graph.t_perm, None)))
         return spmm_op(self.matrix(), x.contiguous(), bias, diagonal, add, *transposed)

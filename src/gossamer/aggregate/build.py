@@ -20,6 +20,7 @@ from ..graph import Graph
 from ..graph.graph import LARGE
 from ..graph.normalise import Normalised, gcn_parts, split_loops
 from ..state import facts
+from . import traced
 from .adjacency import Adjacency, Reduce
 
 Sizes = tuple[int, int]
@@ -47,9 +48,15 @@ def _once(edge_index: Any, weight: Tensor | None, key: Hashable, build: Callable
     return facts.remember(edge_index, key, and_trim, weight)
 
 
-@torch.compiler.disable  # looks tensors up by identity, which a traced tensor has not: a graph break, not a wrong graph
 def neighbours(edge_index: Any, sizes: Sizes, weight: Tensor | None = None, reduce: Reduce = "sum") -> Adjacency:
     """Sum, mean or maximum over a graph of (num_src, num_dst) nodes; weights that require grad stay beside it."""
+    if traced.is_traced(edge_index):
+        return traced.neighbours(edge_index, sizes, weight, reduce)
+    return _neighbours(edge_index, sizes, weight, reduce)
+
+
+@torch.compiler.disable  # looks tensors up by identity, which a traced tensor has not: a graph break, not a wrong graph
+def _neighbours(edge_index: Any, sizes: Sizes, weight: Tensor | None, reduce: Reduce) -> Adjacency:
     return Adjacency.of(*_weighted(edge_index, sizes, weight), reduce)
 
 
@@ -67,15 +74,21 @@ def _weighted(edge_index: Any, sizes: Sizes, weight: Tensor | None) -> tuple[Gra
     return _once(edge_index, weight, sizes, lambda: from_edges(edge_index, sizes, weight)), None
 
 
-@torch.compiler.disable
 def gcn(edge_index: Any, num_nodes: int, weight: Tensor | None, improved: bool, loops: bool) -> Adjacency:
     """The matrix of a graph convolution, D^-1/2 (A + I) D^-1/2."""
+    if traced.is_traced(edge_index):
+        return traced.gcn(edge_index, num_nodes, weight, improved, loops)
+    return _gcn(edge_index, num_nodes, weight, improved, loops)
+
+
+@torch.compiler.disable
+def _gcn(edge_index: Any, num_nodes: int, weight: Tensor | None, improved: bool, loops: bool) -> Adjacency:
     key, sizes = ("gcn", num_nodes, improved, loops), (num_nodes, num_nodes)
     if isinstance(edge_index, Graph) and edge_index.block is not None:
         return _block_gcn(checked(edge_index, (num_nodes, edge_index.num_dst)), weight, improved, loops)
     if isinstance(edge_index, Graph):
         if weight is not None and weight.requires_grad:
-            return gcn(listed(checked(edge_index, sizes)), num_nodes, weight, improved, loops)
+            return _gcn(listed(checked(edge_index, sizes)), num_nodes, weight, improved, loops)
         graph = _weighted(edge_index, sizes, weight)[0]
         return graph.derived(f"{key}", lambda: _of(gcn_parts(graph, improved, loops)))
     if is_sparse(edge_index):
@@ -108,7 +121,7 @@ def _block_gcn(graph: Graph, weight: Tensor | None, improved: bool, loops: bool)
             "graph; build that with the weights: gs.Graph.from_edge_index(edge_index, num_nodes, weight)"
         )
     if weight is not None and weight.requires_grad:
-        square = gcn(listed(graph), graph.num_src, _edges_of(graph, weight), improved, loops)
+        square = _gcn(listed(graph), graph.num_src, _edges_of(graph, weight), improved, loops)
         return _first_rows(square, graph.num_dst)
     graph = _weighted(graph, (graph.num_src, graph.num_dst), weight)[0]
     return graph.derived(f"gcn {improved} {loops}", lambda: _of(gcn_parts(graph, improved, loops)))

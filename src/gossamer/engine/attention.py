@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .. import ops
 from ..graph import Graph
@@ -19,7 +20,7 @@ from .epilogue import draw_seed
 from .outliers import has_outliers
 
 Drop = tuple[float, int] | None
-"""Probability and seed of the attention's dropout."""
+"""Probability and seed of the attention's dropout; a traced program draws its masks as torch does."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class Attention:
     res: Any
 
     def draw_dropout(self) -> Drop:
-        return (self.dropout, draw_seed()) if self.dropout > 0 else None
+        if self.dropout == 0:
+            return None
+        return self.dropout, 0 if torch.compiler.is_compiling() else draw_seed()
 
     @property
     def averages(self) -> bool:
@@ -51,7 +54,8 @@ class Attention:
 
     def summed(self, graph: Graph, h: Tensor, p: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
         """The weighted sum of float rows, averaged over the heads if it can be, and the weights after dropout."""
-        p = p if drop is None else ops.dropout(p, *drop)
+        if drop is not None:
+            p = functional.dropout(p, drop[0]) if torch.compiler.is_compiling() else ops.dropout(p, *drop)
         if self.averages:
             return ops.head_mean_spmm(graph, h, p, bias=self.early_bias(averaged=True)), p
         return ops.spmm(graph, h, value=p, bias=self.early_bias()), p

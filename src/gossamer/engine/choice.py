@@ -45,7 +45,9 @@ def engine_of(module: Any) -> Engine:
 
 def note_call(state: LayerState | None, forward: Callable[..., Any], args: Any, named: Any) -> None:
     """What the layers of a model should know of a call of it: nothing, unless they protect nodes by degree."""
-    if state is not None and state.name == "" and state.model.recipe.training is not None:
+    if state is None or state.name != "" or state.model.recipe.training is None:
+        return
+    if not torch.compiler.is_compiling():  # what is traced has no quantisers
         protection.note_call(state.model, forward, args, named)
 
 

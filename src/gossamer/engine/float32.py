@@ -23,10 +23,11 @@ class Float32(Engine):
     """Results must not depend on the number of threads, as beside int8 products: ours are used where those are."""
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
-        large = x.size(0) * weight.size(0) >= rules.least.fused  # pooled pages pay
-        large = large or (self.deterministic and x.numel() >= rules.least.int8)
-        if large and rules.is_dense(x, 1):
-            return ops.linear(x, weight, bias, add)
+        if not torch.compiler.is_compiling():  # sizes would become part of the traced program
+            large = x.size(0) * weight.size(0) >= rules.least.fused  # pooled pages pay
+            large = large or (self.deterministic and x.numel() >= rules.least.int8)
+            if large and rules.is_dense(x, 1):
+                return ops.linear(x, weight, bias, add)
         out = nn.functional.linear(x, weight, bias)
         return out if add is None else out + add
 

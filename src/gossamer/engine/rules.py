@@ -26,6 +26,7 @@ from torch_geometric.nn.dense.linear import is_uninitialized_parameter
 from .. import native
 from ..aggregate import Adjacency
 from ..aggregate.build import is_sparse
+from ..aggregate.traced import is_traced
 from ..codecs import CodedRows
 from ..graph import Graph
 from ..ops.int8_linear import MAX_COLUMNS
@@ -92,18 +93,27 @@ def on_cpu(x: Tensor) -> bool:
 
 
 def transformed() -> bool:
-    """Whether `torch.func` (vmap, grad, ...) is at work, which registered ops cannot follow."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether `torch.func` (vmap, grad, ...) is at work, which registered ops cannot follow, or a tracer other than
+    `torch.compile` and `torch.export` (make_fx, fake tensors), which would take what we remember of a graph for a
+    constant.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
+        return False
+    key = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in (key.PROXY, key.FAKE, key.FUNCTIONAL))
 
 
 def is_dense(x: Tensor, elements: int | None = None, any_shape: bool = False) -> bool:
     """Whether a fused op on the rows of x pays: it can run, and x has so many elements (`least.fused`)."""
+    if torch.compiler.is_compiling():  # sizes would become part of the traced program
+        return False
     return x.numel() >= (least.fused if elements is None else elements) and _noted(
         x.dtype == torch.float32
         and (any_shape or x.dim() == 2)
         and on_cpu(x)
         and native.library is not None
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and not transformed()
     )
@@ -111,11 +121,12 @@ def is_dense(x: Tensor, elements: int | None = None, any_shape: bool = False) ->
 
 def saves_little(x: Tensor) -> bool:
     """Whether what is saved of x is to be compressed: there will be a backward, and x is not small."""
+    if torch.compiler.is_compiling():
+        return False
     return x.numel() >= least.saved and _noted(
         torch.is_grad_enabled()
         and x.is_floating_point()
         and on_cpu(x)
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled(x.device.type)
         and not transformed()
     )
@@ -128,12 +139,13 @@ def saves_rows(x: Tensor) -> bool:
 
 def fits_int8(x: Tensor) -> bool:
     """Whether rows of x can be quantised, and it pays."""
+    if torch.compiler.is_compiling():
+        return False
     return x.numel() >= least.int8 and _noted(
         x.dim() == 2
         and x.dtype in (torch.float32, torch.bfloat16)
         and on_cpu(x)
         and x.size(1) <= MAX_COLUMNS
-        and not torch.compiler.is_compiling()
         and not transformed()
     )
 
@@ -156,7 +168,7 @@ def aggregates_first(x: Tensor | CodedRows, in_channels: int, out_channels: int,
     forward_only, needs_x = not torch.is_grad_enabled(), x.requires_grad
     after = in_channels * (1 if forward_only else 1 + int(needs_x))
     before = out_channels * (1 if forward_only else 2)
-    if graph is None or graph.num_dst >= graph.num_src:
+    if graph is None or graph.is_traced or graph.num_dst >= graph.num_src:
         return after < before
     spared = (graph.num_src - graph.num_dst) * in_channels * out_channels * (1 if forward_only else 2 + int(needs_x))
     return SPARSE * graph.num_edges * (after - before) < spared
@@ -229,7 +241,8 @@ def has_message_hooks(conv: Any) -> bool:
 
 def falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
     """Whether PyG's own forward must run: for explainers and message hooks, other kinds of x, inside torch.func."""
-    return not _noted(not _falls_back(conv, x, edge_index))
+    falls = _falls_back(conv, x, edge_index)
+    return falls if torch.compiler.is_compiling() else not _noted(not falls)
 
 
 def _falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
@@ -240,10 +253,17 @@ def _falls_back(conv: Any, x: Any, edge_index: Any) -> bool:
                 "the other way round, edge_index.flip(0), or pass edge_index"
             )
         return True
-    if type(edge_index) is Tensor and _has_few_messages(conv, x, edge_index):
+    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():  # our ops have no form there
         return True
-    _check_inputs(conv, x, edge_index)
+    if torch.compiler.is_exporting():  # whatever the size, which may be left open
+        if not is_traced(edge_index):
+            return True
+    elif type(edge_index) is Tensor and _has_few_messages(conv, x, edge_index):
+        return True
+    if not torch.compiler.is_compiling():
+        _check_inputs(conv, x, edge_index)
     if isinstance(edge_index, Graph):
+        _refuse_half(x)
         return False
     if hasattr(edge_index, "to_torch_sparse_csr_tensor"):  # torch_sparse's SparseTensor
         return True
@@ -292,6 +312,15 @@ def _columns_of(network: Any) -> int:
     return -1 if weight is None or is_uninitialized_parameter(weight) else int(weight.shape[1])
 
 
+def _refuse_half(x: Any) -> None:
+    """A Graph cannot go to PyG's own code, which runs models of half precision."""
+    if isinstance(x, Tensor) and x.dtype == torch.float16 and not torch.is_autocast_enabled("cpu"):
+        raise TypeError(
+            f"`x` must be float32 or float64 where `edge_index` is a gs.Graph (got {x.dtype}): pass PyG's edge_index, "
+            "call model.float(), or use torch.autocast"
+        )
+
+
 def _has_few_messages(conv: Any, x: Any, edge_index: Tensor) -> bool:
     """Whether PyG's own forward is as fast, and nothing is lost by it."""
     if not isinstance(x, Tensor) or x.dim() != 2 or edge_index.dtype != torch.int64:
@@ -326,4 +355,6 @@ def as_product(out: Tensor) -> Tensor:
 def attends(x: Any, edge_index: Any) -> bool:
     """What the attention kernels take."""
     fits = isinstance(x, (Tensor, CodedRows)) and x.dim() == 2 and x.dtype == torch.float32
-    return fits and not torch.is_autocast_enabled(x.device.type) and not is_sparse(edge_index)
+    return (
+        fits and x.device.type != "meta" and not torch.is_autocast_enabled(x.device.type) and not is_sparse(edge_index)
+    )

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .. import memory
 from ..ops import _checks
-from ..ops.csr import row_of_edge, transpose_csr
+from ..ops.csr import MAX_NODES, row_of_edge, transpose_csr
 from ..ops.gather_rows import gather_rows
 from ..state import facts
 from . import build, file
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..codecs import CodedRows
 
 Duplicates = Literal["keep", "sum", "mean", "max"]
+TRACED = "traced"
 LARGE = 10**6
 """From this many edges on, memory that malloc holds free after building is returned to the system."""
 
@@ -78,6 +79,27 @@ class Graph:
         for name, field in fields.items():
             object.__setattr__(self, name, field)
         object.__setattr__(self, "_cache", {})
+
+    @classmethod
+    def traced(
+        cls, rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None = None, perm: Tensor | None = None
+    ) -> Graph:
+        """In a program that is being traced: the ops that read its tensors check them, whenever the program runs."""
+        graph = object.__new__(cls)
+        fields = {"rowptr": rowptr, "col": col, "num_src": num_src, "value": value, "perm": perm, "block": None}
+        for name, field in fields.items():
+            object.__setattr__(graph, name, field)
+        object.__setattr__(graph, "_cache", {TRACED: True, "max_degree": MAX_NODES})  # a bound: sizes are not known
+        return graph
+
+    def as_traced(self) -> Graph:
+        """This structure in a program that is being traced, without what it remembers."""
+        return Graph.traced(self.rowptr, self.col, self.num_src, self.value, self.perm)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether it belongs to a program that is being traced; ops transpose it in backward, if there is one."""
+        return TRACED in self._cache
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"`{name}` of a Graph cannot be changed; make another, for instance by with_value(...)")

@@ -26,7 +26,7 @@ def gained_nothing(module: Any, model: ModelState, args: Any, named: Any) -> boo
         return False
     given = _flat(args, named)
     most = known.get((module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), len(given)))
-    if most is None or torch.compiler.is_compiling() or transformed():
+    if most is None or transformed() or torch._C._is_tracing():
         return False
     for each, size in zip(given, most, strict=True):
         if type(each) is Tensor:

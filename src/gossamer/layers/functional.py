@@ -243,11 +243,11 @@ def _innermost() -> _Replacing | None:
 
 def replacing(module: Any, forward: Callable[..., Any], args: Any, named: Any) -> Any:
     """forward(module, *args, **named), the forward of its own class, with the calls above replaced."""
+    if torch.compiler.is_compiling():
+        return forward(module, *args, **named)
     state = state_of(module)
     if state is not None and state.name == "" and as_pyg.gained_nothing(module, state.model, args, named):
         return as_pyg.with_own_classes(module, state.model, args, named)
-    if torch.compiler.is_compiling():
-        return forward(module, *args, **named)
     refuse_jit_trace()
     if state is None or _innermost() is not None:
         return forward(module, *args, **named)

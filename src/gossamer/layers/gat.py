@@ -11,14 +11,18 @@ it is an edge like any other, as its weight is one of the softmax.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 from torch_geometric import nn as pyg
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from ..aggregate import Adjacency
 from ..aggregate.build import in_csr_order, listed_edges, looped
+from ..aggregate.traced import is_traced
+from ..aggregate.traced import looped as looped_in_trace
 from ..engine.attention import Attention, Gat, Gatv2
 from ..engine.choice import engine_of
 from ..engine.epilogue import input_of, ready
@@ -64,6 +68,25 @@ def _attended(
     )
 
 
+def _is_left_to_pyg(edge_index: Any, edge_attr: Tensor | None, shows_weights: bool | None) -> bool:
+    """Traced calls with what follows the edges as PyG lists them, loops included."""
+    return is_traced(edge_index) and (edge_attr is not None or shows_weights is not None)
+
+
+def _traced(conv: Any, x_src: Any, x_dst: Any, edge_index: Any, size: Any, attention: Attention) -> Tensor:
+    """In a traced program loops that were there go to a row more at both ends, which is cut off again."""
+    engine, sizes = engine_of(conv), sizes_of(x_src, x_dst, edge_index, size)
+    if not conv.add_self_loops:
+        return engine.attend(x_src, x_dst, adjacency_of(conv, (x_src, x_dst), edge_index, size), attention)[0]
+    longer = _with_a_row(x_src)
+    ends = (longer, longer if x_dst is x_src else None if x_dst is None else _with_a_row(x_dst))
+    return engine.attend(*ends, Adjacency.of(looped_in_trace(edge_index, sizes)), attention)[0][: sizes[1]]
+
+
+def _with_a_row(x: Tensor) -> Tensor:
+    return functional.pad(x, (0, 0, 0, 1))
+
+
 def _settings(conv: Any) -> dict[str, Any]:
     """What GAT and GATv2 share."""
     return {
@@ -82,12 +105,16 @@ class GATConv(pyg.GATConv):
         x_src, x_dst = pair_of(x)
         edge_index = block_of(x_src, edge_index)
         plain = attends(input_of(x_src), edge_index) and not _is_of_other_size(self, x_src, x_dst, edge_index)
+        plain = plain and not _is_left_to_pyg(edge_index, edge_attr, return_attention_weights)
         if falls_back(self, input_of(x_src), edge_index) or not plain:
             return super().forward(*for_pyg(ready(x), edge_index, edge_attr), size, return_attention_weights)
-        adjacency = _adjacency(self, (x_src, x_dst), edge_index, size)
         lins = (self.lin,) if self.lin is not None else (self.lin_src, self.lin_dst)
-        term = self._edge_term(adjacency.graph, edge_index, edge_attr, sizes_of(x_src, x_dst, edge_index, size))
-        attention = Gat(lins, (self.att_src, self.att_dst), **_settings(self), edge_term=term)
+        attention = Gat(lins, (self.att_src, self.att_dst), **_settings(self))
+        if is_traced(edge_index):
+            return _traced(self, x_src, x_dst, edge_index, size, attention)
+        adjacency, sizes = _adjacency(self, (x_src, x_dst), edge_index, size), sizes_of(x_src, x_dst, edge_index, size)
+        term = self._edge_term(adjacency.graph, edge_index, edge_attr, sizes)
+        attention = dataclasses.replace(attention, edge_term=term)
         return _attended(self, x_src, x_dst, adjacency, attention, return_attention_weights)
 
     def _edge_term(
@@ -114,9 +141,12 @@ class GATv2Conv(pyg.GATv2Conv):
         edge_index = block_of(x_src, edge_index)
         plain = edge_attr is None and x_dst is not None and attends(input_of(x_src), edge_index)
         plain = plain and not _is_of_other_size(self, x_src, x_dst, edge_index)
+        plain = plain and not _is_left_to_pyg(edge_index, None, return_attention_weights)
         if falls_back(self, input_of(x_src), edge_index) or not plain:
             return super().forward(*for_pyg(ready(x), edge_index, edge_attr), return_attention_weights)
-        adjacency = _adjacency(self, (x_src, x_dst), edge_index)
         lins = (self.lin_l,) if self.share_weights else (self.lin_l, self.lin_r)
         attention = Gatv2(lins, (self.att[0],), **_settings(self))
+        if is_traced(edge_index):
+            return _traced(self, x_src, x_dst, edge_index, None, attention)
+        adjacency = _adjacency(self, (x_src, x_dst), edge_index)
         return _attended(self, x_src, x_dst, adjacency, attention, return_attention_weights)

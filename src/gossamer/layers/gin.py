@@ -37,6 +37,6 @@ class GINConv(pyg.GINConv):
         return engine.transform(self.nn, first, adjacency.with_diagonal(self._diagonal()), x_src)
 
     def _diagonal(self) -> Tensor:
-        if self.eps.requires_grad:
+        if self.eps.requires_grad or torch.compiler.is_compiling():
             return 1 + self.eps
         return torch.full((1,), 1.0 + float(self.eps), dtype=torch.float64)  # rounded to what the rows are

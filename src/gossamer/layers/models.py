@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
+from ..aggregate.traced import graph_of, is_traced
 from ..engine.choice import engine_of, note_call
 from ..engine.epilogue import Deferred, act_of, ready
-from ..engine.rules import LAYERS, is_a, is_hooked, is_plain
+from ..engine.rules import LAYERS, falls_back, is_a, is_hooked, is_plain
 from ..graph import Blocks
 from ..state import state_of
 
@@ -34,6 +35,8 @@ class Stacked:
                 x, edge_index, edge_weight, edge_attr, batch, batch_size, num_sampled_nodes_per_hop,
                 num_sampled_edges_per_hop,
             )  # fmt: skip
+        if is_traced(edge_index) and edge_attr is None and _all_take_graphs(model.convs, x, edge_index):
+            edge_index = graph_of(edge_index, (x.size(0), x.size(0)))  # built once in the traced program
         given: dict[str, Any] = {}
         if model.supports_edge_weight:
             given["edge_weight"] = edge_weight
@@ -67,6 +70,10 @@ def _check_layers(model: Any, blocks: Blocks) -> None:
 def _of_seeds(hidden: Tensor, edge_index: Any) -> Tensor:
     """The rows of a mini-batch's seeds, which are the first; without blocks all rows."""
     return hidden[: edge_index.sizes[-1]] if isinstance(edge_index, Blocks) else hidden
+
+
+def _all_take_graphs(convs: Iterable[nn.Module], x: Any, edge_index: Any) -> bool:
+    return all(_takes_deferred(conv) and not falls_back(conv, x, edge_index) for conv in convs)
 
 
 def _takes_deferred(conv: Any) -> bool:

@@ -118,7 +118,8 @@ def _is_parameter(tensor: Tensor) -> bool:
 def _graph_addresses() -> set[int]:
     """Where the living graphs have their buffers: they were there before forward and stay after backward."""
     graphs = [found for found in gc.get_objects() if type(found) is Graph]  # isinstance would load lazy objects
-    return {_address(tensor) for graph in graphs for tensor in _tensors_in(graph)}
+    stored = (graph for graph in graphs if not graph.is_traced)  # others have fake tensors
+    return {_address(tensor) for graph in stored for tensor in _tensors_in(graph)}
 
 
 def _tensors_in(holder: object) -> Iterator[Tensor]:

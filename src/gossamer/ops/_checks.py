@@ -22,7 +22,7 @@ def shape_of(name: str, tensor: Tensor, expected: tuple[int | None, ...], meanin
     shape = tensor.shape
     if shape == expected:  # the usual case, in one comparison
         return
-    fits = len(shape) == len(expected) and all(e in (None, s) for e, s in zip(expected, shape, strict=True))
+    fits = len(shape) == len(expected) and all(e is None or e == s for e, s in zip(expected, shape, strict=True))
     if not fits:
         raise ValueError(f"`{name}` must have the shape {meaning} (got {tuple(tensor.shape)})")
 

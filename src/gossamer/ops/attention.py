@@ -164,7 +164,7 @@ def gat_attention(
 ) -> Tensor:
     """GAT's attention weights, [nnz, heads] in CSR order, from per-node (and per-edge, CSR order) terms [.., heads]."""
     transposed: tuple[Tensor | None, Tensor | None] = (None, None)
-    if torch.is_grad_enabled() and a_src.requires_grad:
+    if torch.is_grad_enabled() and a_src.requires_grad and not graph.is_traced:
         transposed = (graph.t().rowptr, graph.t_perm)
     terms = (None if t is None else t.contiguous() for t in (a_src, a_dst, a_edge))
     return gat_attention_op(graph.rowptr, graph.col, *terms, slope, *transposed)

@@ -81,7 +81,7 @@ def _coo_fake(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> tuple[Ten
 
 
 coo_to_csr = define(
-    "coo_to_csr(Tensor dst, Tensor src, int num_dst, int num_src) -> (Tensor, Tensor, Tensor)",
+    "coo_to_csr(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src) -> (Tensor, Tensor, Tensor)",
     check=_check_coo,
     reference=_coo_reference,
     fake=_coo_fake,
@@ -101,7 +101,7 @@ def _transpose_fake(rowptr: Tensor, col: Tensor, num_src: int) -> tuple[Tensor, 
 
 
 transpose_csr = define(
-    "transpose_csr(Tensor rowptr, Tensor col, int num_src) -> (Tensor, Tensor, Tensor)",
+    "transpose_csr(Tensor rowptr, Tensor col, SymInt num_src) -> (Tensor, Tensor, Tensor)",
     check=_check_transpose,
     reference=_transpose_reference,
     fake=_transpose_fake,

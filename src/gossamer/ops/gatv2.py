@@ -129,7 +129,8 @@ gatv2_backward = define(
 def gatv2_logits(graph: Graph, x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float = 0.2) -> Tensor:
     """One logit per edge (CSR order) and head, from rows [nodes, heads * width] and att [heads, width]."""
     transposed: tuple[Tensor | None, ...] = (None, None, None)
-    if torch.is_grad_enabled() and (x_src.requires_grad or x_dst.requires_grad or att.requires_grad):
+    needs_grad = x_src.requires_grad or x_dst.requires_grad or att.requires_grad
+    if torch.is_grad_enabled() and needs_grad and not graph.is_traced:
         t = graph.t()
         transposed = (t.rowptr, t.col, graph.t_perm)
     rows = (x_src.contiguous(), x_dst.contiguous(), att.contiguous())

@@ -167,7 +167,7 @@ def head_mean_spmm(graph: Graph, x: Tensor, value: Tensor, bias: Tensor | None =
     if x.dim() == 3 and value.dim() == 2 and value.size(1) != x.size(1):
         raise ValueError(f"`value` must have one column for each of the {x.size(1)} heads of x (got {value.size(1)})")
     transposed: tuple[Tensor | None, ...] = (None, None, None)
-    if torch.is_grad_enabled() and (x.requires_grad or value.requires_grad):
+    if torch.is_grad_enabled() and (x.requires_grad or value.requires_grad) and not graph.is_traced:
         t = graph.t()
         transposed = (t.rowptr, t.col, graph.t_perm)
     rows = x.flatten(1) if x.dim() == 3 else x

@@ -108,7 +108,7 @@ def sddmm(graph: Graph, a: Tensor, b: Tensor) -> Tensor:
     graph.check_rows("b", b)
     heads = a.size(1) if a.dim() == 3 else 1
     transposed: tuple[Tensor | None, ...] = (None, None, None)
-    if torch.is_grad_enabled() and b.requires_grad:
+    if torch.is_grad_enabled() and b.requires_grad and not graph.is_traced:
         t = graph.t()
         transposed = (t.rowptr, t.col, graph.t_perm)
     flat = [t.flatten(1).contiguous() for t in (a, b)]

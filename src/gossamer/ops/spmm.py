@@ -170,7 +170,7 @@ def spmm(
     flat = x.flatten(1) if x.dim() == 3 else x
     rows = rows.flatten(1) if rows is not None and x.dim() == rows.dim() == 3 else rows
     transposed: tuple[Tensor | None, ...] = (None, None, None, None)
-    if torch.is_grad_enabled() and x.requires_grad:
+    if torch.is_grad_enabled() and x.requires_grad and not graph.is_traced:
         t = graph.t()
         order = (None, t.value) if value is None else (graph.t_perm, None)  # the graph's own weights are sorted already
         transposed = (t.rowptr, t.col, *order)

@@ -134,7 +134,7 @@ def _backward_fake(
 
 
 spmm_max_backward = define(
-    "spmm_max_backward(Tensor rowptr, Tensor col, Tensor? value, Tensor winner, Tensor dout, int num_src) -> Tensor",
+    "spmm_max_backward(Tensor rowptr, Tensor col, Tensor? value, Tensor winner, Tensor dout, SymInt num_src) -> Tensor",
     check=_check_backward,
     reference=_backward_reference,
     fake=_backward_fake,
