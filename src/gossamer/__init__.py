@@ -30,6 +30,9 @@ from .training import train, BadCheckpoint, TrainingDiverged, infer_layerwise
 from .engine.int8.precision import precision
 from .aggregate.health import selection
 
+# On several machines
+from . import distributed
+
 # What it costs, and against what
 from .comparison import compare
 from . import report
@@ -103,6 +106,8 @@ __all__ = [  # noqa: RUF022 (the order above)
     "infer_layerwise",
     "precision",
     "selection",
+    # On several machines
+    "distributed",
     # What it costs, and against what
     "compare",
     "report",

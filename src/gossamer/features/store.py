@@ -28,7 +28,7 @@ from ..ops import _checks
 from ..ops.gather_rows import gather_rows
 from . import file, writer
 from .file import OUTPUT_DTYPES, Header
-from .layout import check_codec, decode_rows, row_tensors, tables
+from .layout import TABLE, check_codec, decode_rows, row_tensors, tables
 from .mapped import Watched
 
 if TYPE_CHECKING:
@@ -178,6 +178,40 @@ class FeatureStore:
             part = out[low : low + DECODED_AT_ONCE]
             self.gather(slice(low, low + len(part)), out=part)
         return out
+
+    def select(self, ids: Ids) -> FeatureStore:
+        """The rows `ids` as a store of their own, in memory: their codes, and the same tables."""
+        index = self._ids(ids)
+        self._check_plain("select")
+        self._check_file()
+        layout, count = self._header.layout, len(index)
+        chosen = [
+            t if part.of == TABLE else gather_rows(t.reshape(self.num_nodes, -1), index).reshape(part.shape_of(count))
+            for part, t in zip(layout, self._tensors, strict=True)
+        ]
+        return FeatureStore(self._header._replace(num_rows=count), tuple(chosen))
+
+    @classmethod
+    def joined(cls, stores: Sequence[FeatureStore]) -> FeatureStore:
+        """The rows of several stores of one code, one below the other, in memory."""
+        first = stores[0]
+        for other in stores:
+            other._check_plain("joined")
+            other._check_file()
+            if not first._same_code(other):
+                raise ValueError(f"`stores` must have one codec and its tables (got {first!r} and {other!r})")
+        whole = [
+            tensors[0] if part.of == TABLE else torch.cat(tensors)
+            for part, *tensors in zip(first._header.layout, *(each._tensors for each in stores), strict=True)
+        ]
+        return cls(first._header._replace(num_rows=sum(map(len, stores))), tuple(whole))
+
+    def _same_code(self, other: FeatureStore) -> bool:
+        a, b = self._header, other._header
+        if (repr(a.codec), a.num_features, a.dtype, a.layout) != (repr(b.codec), b.num_features, b.dtype, b.layout):
+            return False
+        pairs = zip(tables(a.layout, self._tensors), tables(b.layout, other._tensors), strict=True)
+        return all(torch.equal(mine, others) for mine, others in pairs)
 
     # PyG --------------------------------------------------------------------------------------------------------
 
