@@ -141,7 +141,7 @@ def test_parts_of_no_rank_are_not_merged():
         ({"assignment": torch.zeros(4, dtype=torch.int64)}, r"shape \[5\].*got \(4,\)"),
         ({"assignment": torch.zeros(5)}, "must be an integer tensor"),
         ({"assignment": torch.tensor([0, 1, -1, 0, 1])}, "got -1 to 1"),
-        ({"x": torch.zeros(4, 2)}, r"`x` must have the shape \[5, features\].*got \[4, 2\]"),
+        ({"x": torch.zeros(4, 2)}, r"`x` must have one row for each of the 5 nodes \(got 4 rows\)"),
         ({"y": torch.zeros(4)}, "`y` must be a tensor with one row for each of the 5 nodes"),
         ({"train_mask": torch.zeros(5, 2, dtype=torch.bool)}, r"`train_mask` must be a bool tensor.*choose one split"),
         ({"val_mask": torch.zeros(5)}, "`val_mask` must be a bool tensor"),

@@ -1,7 +1,7 @@
 """Cut a graph into parts: the definition of what a part holds.
 
     parts = cut(graph, assignment, x, y, train_mask, val_mask, test_mask)       assignment[v]: the part of node v
-    Cutter(graph, assignment, ...).part(p)                                      one at a time
+    Cutter(graph, assignment, nodes).part(p)                                    one at a time
 
 Takes a pass over the edges for the halos of all parts, and one for each part's own edges.
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..features import FeatureStore
+from ..features.source import Source, source_of
 from ..graph import Graph
 from ..ops.csr import count_loops, row_of_edge
 from ..ops.gather_rows import gather_rows
@@ -27,16 +28,52 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 def cut(
     graph: Graph,
     assignment: Tensor,
-    x: Tensor | FeatureStore | None = None,
+    x: Any = None,
     y: Tensor | None = None,
     train_mask: Tensor | None = None,
     val_mask: Tensor | None = None,
     test_mask: Tensor | None = None,
     num_parts: int | None = None,
 ) -> list[Part]:
-    """The parts 0 .. num_parts - 1 of a graph, in memory. `num_parts`: by default the largest in `assignment` + 1."""
-    cutter = Cutter(graph, assignment, x, y, train_mask, val_mask, test_mask, num_parts)
+    """The parts 0 .. num_parts - 1 of a graph, in memory.
+
+    x: features in any form that `gs.compress` takes, or a FeatureStore. `num_parts`: by default the largest number in
+    `assignment` + 1.
+    """
+    nodes = NodeData.of(graph, x, y, train_mask, val_mask, test_mask)
+    cutter = Cutter(graph, assignment, nodes, num_parts)
     return [cutter.part(p) for p in range(cutter.num_parts)]
+
+
+class NodeData(NamedTuple):
+    """What a graph's nodes have, checked against it."""
+
+    x: Source | FeatureStore | None = None
+    y: Tensor | None = None
+    train_mask: Tensor | None = None
+    val_mask: Tensor | None = None
+    test_mask: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        x: Any = None,
+        y: Tensor | None = None,
+        train_mask: Tensor | None = None,
+        val_mask: Tensor | None = None,
+        test_mask: Tensor | None = None,
+    ) -> NodeData:
+        _check_graph(graph)
+        count = graph.num_nodes
+        masks = [
+            _check_mask(name, mask, count) for name, mask in zip(MASKS, (train_mask, val_mask, test_mask), strict=True)
+        ]
+        return cls(_check_features(x, count), _check_rows("y", y, count), *masks)
+
+    @property
+    def masks(self) -> dict[str, Tensor | None]:
+        return {name: getattr(self, name) for name in MASKS}
 
 
 class _Halo(NamedTuple):
@@ -48,30 +85,18 @@ class _Halo(NamedTuple):
 class Cutter:
     """`cut`, a part at a time."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        assignment: Tensor,
-        x: Tensor | FeatureStore | None = None,
-        y: Tensor | None = None,
-        train_mask: Tensor | None = None,
-        val_mask: Tensor | None = None,
-        test_mask: Tensor | None = None,
-        num_parts: int | None = None,
-    ) -> None:
-        check_graph(graph)
-        self.graph, self.num_parts = graph, check_assignment(assignment, graph.num_nodes, num_parts)
+    def __init__(self, graph: Graph, assignment: Tensor, nodes: NodeData, num_parts: int | None = None) -> None:
+        self.graph, self.data = graph, nodes
+        self.num_parts = check_assignment(assignment, graph.num_nodes, num_parts)
         self.part_of = assignment.to("cpu", torch.int32)
-        self.x = check_features(x, graph.num_nodes)
-        self.y = _check_rows("y", y, graph.num_nodes)
-        masks = dict(zip(MASKS, (train_mask, val_mask, test_mask), strict=True))
-        self.masks = {name: check_mask(name, mask, graph.num_nodes) for name, mask in masks.items()}
         self.nodes = torch.argsort(self.part_of, stable=True)  # a part's nodes, ascending
         sizes = torch.bincount(self.part_of, minlength=self.num_parts)
         self.first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         self.row_of = torch.empty(graph.num_nodes, dtype=torch.int64)
         """Of each node its row in its part."""
         self.row_of[self.nodes] = torch.arange(graph.num_nodes) - self.first[:-1].repeat_interleave(sizes)
+        self.totals = {f"num_{name.removesuffix('_mask')}": _count(mask) for name, mask in nodes.masks.items()}
+        self.num_classes = _num_classes(nodes.y)
         self.symmetric = is_symmetric(graph)
         self.degrees = degrees_of(graph)
         self._local = torch.empty(graph.num_nodes, dtype=torch.int32)
@@ -85,9 +110,7 @@ class Cutter:
         both = torch.cat([ids, side.halo_ids])
         fields: dict[str, Any] = side._asdict() | {f"t_{name}": field for name, field in t_side._asdict().items()}
         fields |= {name: None if each is None else each[both] for name, each in self.degrees._asdict().items()}
-        for name, mask in self.masks.items():
-            fields[name] = None if mask is None else mask[ids]
-            fields[f"num_{name.removesuffix('_mask')}"] = None if mask is None else int(mask.sum())
+        fields |= self.totals | {name: None if mask is None else mask[ids] for name, mask in self.data.masks.items()}
         return Part(
             part=p,
             num_parts=self.num_parts,
@@ -95,11 +118,20 @@ class Cutter:
             num_edges=self.graph.num_edges,
             node_ids=ids,
             symmetric=self.symmetric,
-            x=rows_of(self.x, ids),
-            y=None if self.y is None else self.y[ids],
-            num_classes=num_classes(self.y),
+            x=_rows(self.data.x, ids),
+            y=None if self.data.y is None else self.data.y[ids],
+            num_classes=self.num_classes,
             **fields,
         )
+
+    def cut_edges(self) -> int:
+        """Edges whose ends are in different parts."""
+        graph, cut = self.graph, 0
+        for first in range(0, graph.num_nodes, ROWS_AT_A_TIME):
+            rowptr = graph.rowptr[first : first + ROWS_AT_A_TIME + 1]
+            col = graph.col[int(rowptr[0]) : int(rowptr[-1])].long()
+            cut += int((self.part_of[row_of_edge(rowptr - rowptr[0]) + first] != self.part_of[col]).sum())
+        return cut
 
     def nodes_of(self, p: int) -> Tensor:
         return self.nodes[int(self.first[p]) : int(self.first[p + 1])].clone()
@@ -165,13 +197,17 @@ def degrees_of(graph: Graph) -> Degrees:
     return Degrees(in_degree, out_degree, loops, *weights)
 
 
-def rows_of(x: Tensor | FeatureStore | None, ids: Tensor) -> Tensor | FeatureStore | None:
+def _rows(x: Source | FeatureStore | None, ids: Tensor) -> Tensor | FeatureStore | None:
     if isinstance(x, FeatureStore):
         return x.select(ids)
-    return None if x is None else x[ids].float()
+    return None if x is None else x.rows(ids.numpy())
 
 
-def num_classes(y: Tensor | None) -> int | None:
+def _count(mask: Tensor | None) -> int | None:
+    return None if mask is None else int(mask.sum())
+
+
+def _num_classes(y: Tensor | None) -> int | None:
     """Of integer labels, one per node; the columns of others."""
     if y is None or y.numel() == 0:
         return None
@@ -183,7 +219,7 @@ def num_classes(y: Tensor | None) -> int | None:
 # Checks ---------------------------------------------------------------------------------------------------------
 
 
-def check_graph(graph: Graph) -> None:
+def _check_graph(graph: Graph) -> None:
     if not isinstance(graph, Graph):
         raise TypeError(f"`graph` must be a gs.Graph (got {type(graph).__name__}); see Graph.from_edge_index")
     if graph.num_src != graph.num_dst:
@@ -217,17 +253,17 @@ def check_assignment(assignment: Tensor, num_nodes: int, num_parts: int | None) 
     return count
 
 
-def check_features(x: Any, num_nodes: int) -> Tensor | FeatureStore | None:
+def _check_features(x: Any, num_nodes: int) -> Source | FeatureStore | None:
     if x is None:
         return None
-    if not isinstance(x, (Tensor, FeatureStore)):
-        raise TypeError(f"`x` must be a tensor or a gs.FeatureStore (got {type(x).__name__})")
-    if len(x.shape) != 2 or x.shape[0] != num_nodes:
+    found = x if isinstance(x, FeatureStore) else source_of(x)
+    rows = found.num_nodes if isinstance(found, FeatureStore) else found.num_rows
+    if rows != num_nodes:
         raise ValueError(
-            f"`x` must have the shape [{num_nodes}, features], one row for each node (got {list(x.shape)}); pass the "
-            "features that belong to this graph"
+            f"`x` must have one row for each of the {num_nodes} nodes (got {rows} rows); pass the features that belong "
+            "to this graph"
         )
-    return x
+    return found
 
 
 def _check_rows(name: str, rows: Tensor | None, num_nodes: int) -> Tensor | None:
@@ -237,7 +273,7 @@ def _check_rows(name: str, rows: Tensor | None, num_nodes: int) -> Tensor | None
     return rows
 
 
-def check_mask(name: str, mask: Tensor | None, num_nodes: int) -> Tensor | None:
+def _check_mask(name: str, mask: Tensor | None, num_nodes: int) -> Tensor | None:
     if mask is not None and (not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (num_nodes,)):
         got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(

@@ -116,15 +116,20 @@ class Header(NamedTuple):
                 low, high = self.before(part, k), self.before(part, k + 1)
                 yield part, at + low * part.row_bytes, high - low
 
-    def to_bytes(self, checksums: list[int], tables_checksum: int) -> bytes:
-        """The head of the file; of the same length whatever the checksums are."""
-        metadata = {
+    def metadata(self) -> dict[str, str]:
+        """All but the checksums."""
+        return {
             "format": f"{KIND}{VERSION}",
             "codec": json.dumps(to_plain(self.codec)),
             "shape": json.dumps([self.num_rows, self.num_features]),
             "source_dtype": json.dumps([self.source_dtype, self.source_itemsize]),
             "dtype": str(self.dtype).removeprefix("torch."),
             "block": str(self.block),
+        }
+
+    def to_bytes(self, checksums: list[int], tables_checksum: int) -> bytes:
+        """The head of the file; of the same length whatever the checksums are."""
+        metadata = self.metadata() | {
             "checksums": "".join(f"{crc:08x}" for crc in checksums),
             "tables_checksum": f"{tables_checksum:08x}",
         }
@@ -196,6 +201,16 @@ def _check_version(path: Path, metadata: dict[str, str]) -> None:
 
 
 def _understood(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Contents:
+    header, whole = header_of(metadata, tensors)
+    hexadecimal = metadata["checksums"]
+    if len(hexadecimal) != 8 * header.num_blocks:
+        raise ValueError(f"{len(hexadecimal) // 8} checksums for {header.num_blocks} blocks")
+    checksums = [int(hexadecimal[k : k + 8], 16) for k in range(0, len(hexadecimal), 8)]
+    return Contents(header, whole, checksums, int(metadata["tables_checksum"], 16))
+
+
+def header_of(metadata: dict[str, str], tensors: dict[str, Tensor]) -> tuple[Header, tuple[Tensor, ...]]:
+    """What `Header.metadata` wrote, and the tensors of these names in the codec's order."""
     num_rows, num_features = _counts(metadata["shape"])
     source_dtype, itemsize = json.loads(metadata["source_dtype"])
     if not isinstance(source_dtype, str) or itemsize not in (1, 2, 4, 8, 16):
@@ -218,11 +233,7 @@ def _understood(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content
     stored, expected = header.code_bytes, _expected_bytes(codec, num_rows, num_features)
     if expected is not None and stored != expected:
         raise ValueError(f"{stored} bytes of codes, where {codec!r} has {expected} for {num_rows} x {num_features}")
-    hexadecimal = metadata["checksums"]
-    if len(hexadecimal) != 8 * header.num_blocks:
-        raise ValueError(f"{len(hexadecimal) // 8} checksums for {header.num_blocks} blocks")
-    checksums = [int(hexadecimal[k : k + 8], 16) for k in range(0, len(hexadecimal), 8)]
-    return Contents(header, whole, checksums, int(metadata["tables_checksum"], 16))
+    return header, whole
 
 
 def _expected_bytes(codec: Codec, num_rows: int, num_features: int) -> int | None:

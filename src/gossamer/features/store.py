@@ -84,6 +84,15 @@ class FeatureStore:
         self._check_file()
         writer.write_whole(Path(path), self._header, self._tensors)
 
+    def unpacked(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """Metadata and tensors by name, for a file that holds more than features; `packed` is the inverse."""
+        self._check_file()
+        return self._header.metadata(), dict(zip(self._header.names(), self._tensors, strict=True))
+
+    @classmethod
+    def packed(cls, metadata: dict[str, str], tensors: dict[str, Tensor]) -> FeatureStore:
+        return cls(*file.header_of(metadata, tensors))
+
     @property
     def path(self) -> Path | None:
         """The mapped file; None if the codes are in memory."""
@@ -121,6 +130,11 @@ class FeatureStore:
     def nbytes(self) -> int:
         """Bytes of codes and tables, exactly: the size of the file without its header."""
         return self._header.code_bytes
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of one row's codes, tables aside."""
+        return sum(t.nbytes for t in row_tensors(self._header.layout, self._tensors)) / self.num_nodes
 
     @property
     def ratio(self) -> float:
