@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import compare, compress, datasets, doctor, export, predict, serve, train
+from . import compare, compress, datasets, doctor, export, partition, predict, serve, train
 
 app = typer.Typer(
     help="Graph neural networks that weigh next to nothing.",
@@ -17,6 +17,7 @@ app.command()(datasets.datasets)
 app.command()(train.train)
 app.command()(compare.compare)
 app.command()(compress.compress)
+app.command()(partition.partition)
 app.command()(export.export)
 app.command()(predict.predict)
 app.command()(serve.serve)

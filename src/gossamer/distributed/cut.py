@@ -53,6 +53,8 @@ class NodeData(NamedTuple):
     train_mask: Tensor | None = None
     val_mask: Tensor | None = None
     test_mask: Tensor | None = None
+    num_classes: int | None = None
+    task: str | None = None
 
     @classmethod
     def of(
@@ -63,13 +65,17 @@ class NodeData(NamedTuple):
         train_mask: Tensor | None = None,
         val_mask: Tensor | None = None,
         test_mask: Tensor | None = None,
+        num_classes: int | None = None,
+        task: str | None = None,
     ) -> NodeData:
         _check_graph(graph)
         count = graph.num_nodes
-        masks = [
+        train, val, test = (
             _check_mask(name, mask, count) for name, mask in zip(MASKS, (train_mask, val_mask, test_mask), strict=True)
-        ]
-        return cls(_check_features(x, count), _check_rows("y", y, count), *masks)
+        )
+        y = _check_rows("y", y, count)
+        classes = _num_classes(y) if num_classes is None else num_classes
+        return cls(_check_features(x, count), y, train, val, test, classes, task)
 
     @property
     def masks(self) -> dict[str, Tensor | None]:
@@ -96,7 +102,6 @@ class Cutter:
         """Of each node its row in its part."""
         self.row_of[self.nodes] = torch.arange(graph.num_nodes) - self.first[:-1].repeat_interleave(sizes)
         self.totals = {f"num_{name.removesuffix('_mask')}": _count(mask) for name, mask in nodes.masks.items()}
-        self.num_classes = _num_classes(nodes.y)
         self.symmetric = is_symmetric(graph)
         self.degrees = degrees_of(graph)
         self._local = torch.empty(graph.num_nodes, dtype=torch.int32)
@@ -120,7 +125,8 @@ class Cutter:
             symmetric=self.symmetric,
             x=_rows(self.data.x, ids),
             y=None if self.data.y is None else self.data.y[ids],
-            num_classes=self.num_classes,
+            num_classes=self.data.num_classes,
+            task=self.data.task,
             **fields,
         )
 

@@ -59,7 +59,7 @@ class Manifest:
     graph: dict[str, Any]
     """num_nodes, num_edges, weighted, symmetric, cut_edges."""
     data: dict[str, Any]
-    """num_features, codec, bytes_per_row, num_classes, num_train, num_val, num_test; null where there is none."""
+    """num_features, codec, bytes_per_row, num_classes, task, num_train, num_val, num_test; null where there is none."""
     parts: tuple[Entry, ...]
     format: str = FORMAT
 

@@ -105,6 +105,9 @@ class Part:
     num_val: int | None = None
     num_test: int | None = None
     num_classes: int | None = None
+    """Of integer labels the largest + 1, or what was told; of labels in columns their number."""
+    task: str | None = None
+    """What the labels are, as in a data set's `task`, if it was told."""
     fingerprint: str | None = None
     """Of the folder that it was read from: the same for all parts of one partition."""
 

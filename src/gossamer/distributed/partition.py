@@ -50,6 +50,8 @@ def partition(
     out: str | os.PathLike[str],
     method: str | None = None,
     seed: int = 0,
+    num_classes: int | None = None,
+    task: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Partition:
@@ -57,10 +59,11 @@ def partition(
 
     x: features as `gs.compress` takes them (a tensor, an array or memmap, a path to .npy or Parquet), stored as
     float32; or a FeatureStore, whose codes are stored. method: "metis" (pymetis), "stream" (linear time, for graphs
-    that METIS has no memory for), or None for METIS where it is installed and the graph fits. overwrite: remove
+    that METIS has no memory for), or None for METIS where it is installed and the graph fits. num_classes: by default
+    the largest label + 1. task: what the labels are, as in `data.task`; the parts remember it. overwrite: remove
     another partition from `out`. Make more parts than there will be ranks: a rank takes several neighbouring parts.
     """
-    nodes = NodeData.of(graph, x, y, train_mask, val_mask, test_mask)
+    nodes = NodeData.of(graph, x, y, train_mask, val_mask, test_mask, num_classes, task)
     check_parts(parts, graph.num_nodes)
     method = method_for(graph, method)
     with Steps(progress) as steps:
@@ -104,7 +107,7 @@ def _facts(cutter: Cutter, nodes: NodeData) -> dict[str, Any]:
         facts = {"num_features": x.num_features, "codec": to_plain(x.codec), "bytes_per_row": x.row_bytes}
     elif x is not None:
         facts = {"num_features": x.num_features, "codec": None, "bytes_per_row": 4 * x.num_features}
-    return facts | {"num_classes": cutter.num_classes} | cutter.totals
+    return facts | {"num_classes": nodes.num_classes, "task": nodes.task} | cutter.totals
 
 
 def _job(graph: Graph, nodes: NodeData, parts: int, method: str, seed: int) -> dict[str, Any]:
@@ -114,9 +117,9 @@ def _job(graph: Graph, nodes: NodeData, parts: int, method: str, seed: int) -> d
     return {"graph": f"{checksum(own):08x}", **given, "parts": parts, "method": method, "seed": seed}
 
 
-def _checksum(rows: Tensor | Source | FeatureStore | None) -> str | None:
-    if rows is None:
-        return None
+def _checksum(rows: Tensor | Source | FeatureStore | str | int | None) -> str | int | None:
+    if rows is None or isinstance(rows, (str, int)):
+        return rows
     if isinstance(rows, FeatureStore):
         metadata, tensors = rows.unpacked()
         return f"{checksum(list(tensors.values())):08x} {metadata['codec']}"
