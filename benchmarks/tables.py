@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import activation_tables
+import distributed_tables
 import feature_tables
 import inference_tables
 import int8_tables
@@ -54,7 +55,12 @@ def describe(content: dict[str, Any]) -> str:
 
 
 MADE = (
-    activation_tables.TABLES | feature_tables.TABLES | inference_tables.TABLES | int8_tables.TABLES | rsc_tables.TABLES
+    activation_tables.TABLES
+    | distributed_tables.TABLES
+    | feature_tables.TABLES
+    | inference_tables.TABLES
+    | int8_tables.TABLES
+    | rsc_tables.TABLES
 )
 
 

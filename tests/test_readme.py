@@ -37,6 +37,7 @@ def test_code_runs(
     ("page", "shown"),
     [
         ("activations.md", "times less"),
+        ("distributed.md", "8 parts of 1,797 nodes"),
         ("features.md", "smaller than float32"),
         ("inference.md", "Engine(8 bits"),
         ("int8.md", "convs.1: int8"),

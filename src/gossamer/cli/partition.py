@@ -79,7 +79,7 @@ def partition(
         found = run_partition(
             edges, **nodes, parts=parts, out=out, method=method, seed=seed, overwrite=overwrite, progress=not as_json
         )
-        report = _Report(found, shape.of(found), chosen, found.counts(ranks))
+        report = _Report(found, shape.of(found), recipe, found.counts(ranks))
     if as_json:
         print(json.dumps(report.to_dict()))
     else:
@@ -200,19 +200,19 @@ class _Shape:
 
 
 class _Report:
-    def __init__(self, found: Partition, model: Model, recipe: Recipe, counts: list[RankCounts]) -> None:
+    def __init__(self, found: Partition, model: Model, recipe: str, counts: list[RankCounts]) -> None:
         self.found, self.model, self.recipe, self.counts = found, model, recipe, counts
         self.epoch = {bits: costs.epoch_bytes(counts, model, bits) for bits in BITS}
         self.every_layer = costs.every_layer_bytes(counts, model)
         data, weighted = found.manifest.data, found.manifest.graph["weighted"]
         self.load = costs.load_bytes(counts, data["bytes_per_row"])
-        settings = _bytes_of(recipe, model)
+        settings = _bytes_of(recipe_of(recipe), model)
         self.memory = [costs.memory_bytes(rank, model, data["bytes_per_row"], weighted, **settings) for rank in counts]
 
     def to_dict(self) -> dict[str, Any]:
         return self.found.to_dict() | {
             "model": {"kind": self.model.kind, "widths": self.model.widths, "heads": self.model.heads},
-            "recipe": json.loads(self.recipe.to_json()),
+            "recipe": self.recipe,
             "ranks": [rank._asdict() for rank in self.counts],
             "epoch_bytes": {str(bits): count for bits, count in self.epoch.items()},
             "epoch_bytes_every_layer": self.every_layer,
@@ -231,7 +231,7 @@ class _Report:
 
     def _of_ranks(self) -> Table:
         purposes = list(self.memory[0])
-        title = f"{len(self.counts)} ranks; memory in MB, {self.model.kind} {self._widths()}, {self._name()}"
+        title = f"{len(self.counts)} ranks; memory in MB, {self.model.kind} {self._widths()}, {self.recipe}"
         table = Table("rank", "nodes", "edges", "halo", "halo/own", *purposes, "memory", title=title)
         for k, (rank, memory) in enumerate(zip(self.counts, self.memory, strict=True)):
             sizes = (f"{rank.nodes:,}", f"{rank.edges:,}", f"{rank.halo:,}", f"{rank.halo / rank.nodes:.2f}")
@@ -257,9 +257,6 @@ class _Report:
 
     def _widths(self) -> str:
         return "-".join(map(str, self.model.widths))
-
-    def _name(self) -> str:
-        return repr(self.recipe)
 
 
 def _messages(bits: int) -> str:
