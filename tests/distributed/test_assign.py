@@ -43,17 +43,27 @@ def test_communities_are_found(communities, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_a_mesh_is_cut_along_few_edges(method):
+    """40 x 40 nodes with shuffled ids: four squares are cut at 80 of 3120 edges."""
+    nodes = torch.randperm(1600, generator=torch.Generator().manual_seed(0)).view(40, 40)
+    pairs = [(nodes[:-1], nodes[1:]), (nodes[:, :-1], nodes[:, 1:])]
+    edges = torch.cat([torch.stack([a.reshape(-1), b.reshape(-1)]) for a, b in pairs], 1)
+    graph = gs.Graph.from_edge_index(edges, 1600)
+    assert cut_share(graph, assign(graph, 4, method)) < 0.1  # neighbours alone, without clusters: 0.2
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_neighbouring_parts_have_neighbouring_numbers(method):
     """Of a ring of communities, half of the parts are half of the ring."""
     rng = torch.Generator().manual_seed(1)
     src, dst = torch.randint(0, 2048, (2, 16000), generator=rng)
-    dst = torch.where(torch.rand(16000, generator=rng) < 0.8, src // 256 * 256 + dst % 256, (src + 256) % 2048)
+    dst = torch.where(torch.rand(16000, generator=rng) < 0.9, src // 256 * 256 + dst % 256, (src + 256) % 2048)
     order = torch.randperm(8, generator=rng)
     mixed = order[torch.arange(2048) // 256] * 256 + torch.arange(2048) % 256
     edges = mixed[torch.stack([src, dst])]
     graph = gs.Graph.from_edge_index(torch.cat([edges, edges.flip(0)], 1), 2048)
     halves = assign(graph, 8, method) // 4
-    assert cut_share(graph, halves) < 0.08  # two of the ring's eight joints, 0.2 / 8 each; in another order more
+    assert cut_share(graph, halves) < 0.045  # two of the ring's eight joints, 0.1 / 8 each; in another order four
 
 
 @pytest.mark.parametrize("method", METHODS)
