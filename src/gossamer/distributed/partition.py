@@ -21,8 +21,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from ..checksums import of_tensors
 from ..features import FeatureStore
-from ..features.file import checksum
 from ..features.layout import to_plain
 from ..features.source import Source
 from ..graph import Graph
@@ -83,7 +83,7 @@ def partition(
 
 
 def _write(writer: Writer, cutter: Cutter, nodes: NodeData, steps: Steps) -> Manifest:
-    fingerprint = _hash(writer.job | {"assignment": checksum([cutter.part_of])})
+    fingerprint = _hash(writer.job | {"assignment": of_tensors([cutter.part_of])})
     for p in range(cutter.num_parts):
         if p not in writer.entries:
             writer.write(cutter.part(p), fingerprint)
@@ -114,7 +114,7 @@ def _job(graph: Graph, nodes: NodeData, parts: int, method: str, seed: int) -> d
     """What tells this partition from any other one."""
     own = [graph.rowptr, graph.col] + ([] if graph.value is None else [graph.value])
     given = {name: _checksum(rows) for name, rows in nodes._asdict().items()}
-    return {"graph": f"{checksum(own):08x}", **given, "parts": parts, "method": method, "seed": seed}
+    return {"graph": f"{of_tensors(own):08x}", **given, "parts": parts, "method": method, "seed": seed}
 
 
 def _checksum(rows: Tensor | Source | FeatureStore | str | int | None) -> str | int | None:
@@ -122,12 +122,12 @@ def _checksum(rows: Tensor | Source | FeatureStore | str | int | None) -> str | 
         return rows
     if isinstance(rows, FeatureStore):
         metadata, tensors = rows.unpacked()
-        return f"{checksum(list(tensors.values())):08x} {metadata['codec']}"
+        return f"{of_tensors(list(tensors.values())):08x} {metadata['codec']}"
     if isinstance(rows, Tensor):
-        return f"{checksum([rows]):08x} {rows.dtype}"
+        return f"{of_tensors([rows]):08x} {rows.dtype}"
     crc = 0
     for block in rows.blocks(BLOCK):
-        crc = checksum([block], crc)
+        crc = of_tensors([block], crc)
     return f"{crc:08x}"
 
 
