@@ -97,7 +97,8 @@ class _Replacing(TorchFunctionMode):
 
     def wait(self, x: Any, change: EpilogueSpec) -> Pending | None:
         """One part of an epilogue on x that waits; None if it is to be computed now."""
-        later = None if _is_checkpointed() else epilogue(x, change, self.engine)
+        large = self.engine.defers and (isinstance(x, Pending) or (isinstance(x, Tensor) and self.engine.takes(x)))
+        later = epilogue(x, change, self.engine) if large and not _is_checkpointed() else None
         return None if later is None else self._noted(later)
 
     def wait_dropout(self, x: Any, p: float) -> Pending | None:
@@ -128,7 +129,7 @@ class _Replacing(TorchFunctionMode):
 
     def run(self, forward: Callable[..., Any], layer: Any, x: Any, *args: Any, **named: Any) -> Any:
         """The forward of a layer of ours."""
-        kind, x = type(layer), plain(x) if _is_checkpointed() else x
+        kind, x = type(layer), plain(x) if isinstance(x, Pending) and _is_checkpointed() else x
         if kind in PARTS:
             later = PARTS[kind](self, layer, x)
             if later is not None:
