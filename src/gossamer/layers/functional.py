@@ -34,7 +34,7 @@ from . import as_pyg, dense, gat, gcn, gin, sage
 def _act(mode: _Replacing, x: Any, act: Act, inplace: bool) -> Any:
     if inplace or not isinstance(x, Tensor):
         return NotImplemented
-    later = mode.wait(x, EpilogueSpec(act=act))
+    later = mode.wait(x, EpilogueSpec(act=act)) if mode.engine.defers else None
     if later is not None:
         return later
     x, engine = plain(x), mode.engine.floats
