@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from . import checks
@@ -26,6 +27,19 @@ class Batching(NamedTuple):
     drop_last: bool
     seed: int
     prefetch: int | None
+    ranks: tuple[int, int] | None = None
+    """(rank, number of ranks) among the processes that share the examples; None: those of torch.distributed."""
+
+
+def ranks_of(told: tuple[int, int] | None) -> tuple[int, int]:
+    """(rank, number of ranks): as told, or of the process group that this process has joined."""
+    if told is None:
+        joined = dist.is_available() and dist.is_initialized()
+        return (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+    listed = isinstance(told, (tuple, list)) and len(told) == 2 and all(isinstance(number, int) for number in told)
+    if not listed or not 0 <= told[0] < told[1]:
+        raise ValueError(f"`ranks` must be (rank, number of ranks), as (0, 1) for all batches here (got {told!r})")
+    return told[0], told[1]
 
 
 PREFETCHED = 2
@@ -47,6 +61,8 @@ class Epochs(ABC):
 
     `state()` and `restore()` carry the position to another process: there, the next iteration yields the batches that
     are left of the epoch, the same as here. An iteration that is left early ends its epoch.
+
+    Where several processes train together, each yields its share of the examples, in the same number of batches.
     """
 
     def __init__(self, count: int, x: Any, how: Batching) -> None:
@@ -54,6 +70,7 @@ class Epochs(ABC):
             batch_size=checks.whole("batch_size", how.batch_size, 1),
             prefetch=prefetched(how.prefetch, x),
             seed=checks.whole("seed", how.seed, -(2**63)),
+            ranks=ranks_of(how.ranks),
         )
         self._count, self._how = count, how
         self._epoch, self._yielded, self._begun = 0, 0, False
@@ -67,9 +84,24 @@ class Epochs(ABC):
         """The batch of the examples at these positions."""
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
-        size = self._how.batch_size
+        """Batches of an epoch, the same number on every rank."""
+        size = self._how.batch_size * self._ranks[1]
         return self._count // size if self._how.drop_last else -(-self._count // size)
+
+    @property
+    def _ranks(self) -> tuple[int, int]:
+        return self._how.ranks or (0, 1)
+
+    def _chosen(self, order: Tensor, number: int) -> Tensor:
+        """This rank's share of the examples of so many batches at once; where the last ones are fewer than ranks, the
+        epoch's first ones come again, so that no rank is without.
+        """
+        rank, ranks = self._ranks
+        size = self._how.batch_size * ranks
+        found = order[number * size : (number + 1) * size]
+        if len(found) < ranks:
+            found = torch.cat([found, order.repeat(ranks)])[:ranks]
+        return found[len(found) * rank // ranks : len(found) * (rank + 1) // ranks]
 
     @property
     def epoch(self) -> int:
@@ -106,8 +138,8 @@ class Epochs(ABC):
 
         def make(number: int) -> Any:
             with torch.no_grad():
-                chosen = order[number * how.batch_size : (number + 1) * how.batch_size]
-                return self._batch(chosen, derive(how.seed, epoch, _DRAWS, number))
+                apart = (self._ranks[0],) if self._ranks[1] > 1 else ()
+                return self._batch(self._chosen(order, number), derive(how.seed, epoch, _DRAWS, number, *apart))
 
         batches = Prefetched(make, range(first, len(self)), how.prefetch or 0)
         try:

@@ -56,6 +56,7 @@ class LinkNeighborLoader(Epochs):
         weighted: bool = False,
         seed: int = 0,
         prefetch: int | None = None,
+        ranks: tuple[int, int] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._graph = checks.square(graph)
@@ -65,7 +66,7 @@ class LinkNeighborLoader(Epochs):
         self._ratio, self._strict = neg_sampling_ratio, strict
         self._labels = _labels(edge_label, self._edges.size(1), self._ratio > 0)
         self._batches = Batches(graph, x, checks.fanouts(fanouts), y, blocks, replace, weighted, dtype)
-        super().__init__(self._edges.size(1), x, Batching(batch_size, shuffle, drop_last, seed, prefetch))
+        super().__init__(self._edges.size(1), x, Batching(batch_size, shuffle, drop_last, seed, prefetch, ranks))
 
     def _batch(self, input_id: Tensor, seed: int) -> Any:
         positives = self._edges[:, input_id]

@@ -33,6 +33,9 @@ class NeighborLoader(Epochs):
     of x. decode: whether rows of compressed x are decoded; if not, `batch.x` of a gs.Scalar code is a `CodedRows`, for
     `model(batch.x, batch.blocks)` of a lightened model, whose first layer sums codes.
 
+    ranks: (rank, number of ranks) among the processes that share the seeds; by default those of torch.distributed, so
+    that under torchrun every rank gets its own, in the same number of batches; (0, 1): all of them here.
+
     With a dict of graphs by edge type, ("author", "writes", "paper"), and a dict of x by node type, `seeds` is
     ("paper", ids) and a `HeteroData` is yielded; fanouts may be a dict by edge type, y one by node type.
     """
@@ -53,6 +56,7 @@ class NeighborLoader(Epochs):
         weighted: bool = False,
         seed: int = 0,
         prefetch: int | None = None,
+        ranks: tuple[int, int] | None = None,
         dtype: torch.dtype = torch.float32,
         decode: bool = True,
     ) -> None:
@@ -68,7 +72,7 @@ class NeighborLoader(Epochs):
             num_nodes = checks.square(graph).num_nodes
             self._batches = Batches(graph, x, checks.fanouts(fanouts), y, blocks, replace, weighted, dtype, decode)
             self._seeds = checks.seeds(seeds, num_nodes)
-        super().__init__(self._seeds.numel(), x, Batching(batch_size, shuffle, drop_last, seed, prefetch))
+        super().__init__(self._seeds.numel(), x, Batching(batch_size, shuffle, drop_last, seed, prefetch, ranks))
 
     def _batch(self, input_id: Tensor, seed: int) -> Any:
         return self._batches.make(self._seeds[input_id], input_id, seed)
