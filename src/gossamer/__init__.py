@@ -12,7 +12,7 @@ from .sampling import NeighborLoader, LinkNeighborLoader, NeighborSampler
 from . import codecs
 from .codecs import Codec, Codes, Blockwise, Uniform, Projected, RowInt8, Scalar, Product, Principal, TwoLevel
 from .recipe import Recipe, recipes, UnknownRecipe, Float32, Int8, Keep, Published, Exact, NonzeroRows, TopRows
-from .recipe import QAT, DegreeQuant
+from .recipe import QAT, DegreeQuant, Messages
 
 # Features in few bits
 from .features import compress, FeatureStore, feature_report, BadFeatureFile, FeatureFileChanged
@@ -80,6 +80,7 @@ __all__ = [  # noqa: RUF022 (the order above)
     "TopRows",
     "QAT",
     "DegreeQuant",
+    "Messages",
     # Features in few bits
     "compress",
     "FeatureStore",

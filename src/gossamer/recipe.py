@@ -5,6 +5,7 @@
     activations   how tensors are saved for backward        Keep(), a codec
     backward      which sparse products backward computes   NonzeroRows(), Exact(), TopRows()
     training      what the model is trained for             None, QAT(), DegreeQuant(): integer inference
+    messages      how rows travel between machines          Messages(bits=32 | 8 | 4 | 2)
 
 `features` is for what loads data: gs.train, gs.compress. `lighten_` lowers the other places.
 
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .aggregate.messages import Messages
 from .aggregate.policy import Exact, NonzeroRows, TopRows
 from .codecs import Blockwise, Codec, Principal, Product, Projected, RowInt8, Scalar, TwoLevel, Uniform
 from .engine.fake_quant.settings import QAT, DegreeQuant
@@ -33,6 +35,7 @@ PLACES: dict[str, dict[str, type]] = {
     "activations": {kind.__name__: kind for kind in (Keep, Blockwise, Uniform, Projected, RowInt8, Published)},
     "backward": {kind.__name__: kind for kind in (NonzeroRows, Exact, TopRows)},
     "training": {"QAT": QAT, "DegreeQuant": DegreeQuant},
+    "messages": {"Messages": Messages},
 }
 """The settings that each place takes, by name."""
 
@@ -51,6 +54,7 @@ class Recipe:
     backward: NonzeroRows | Exact | TopRows = field(default_factory=NonzeroRows)
     training: QAT | DegreeQuant | None = None
     features: Codec | None = None
+    messages: Messages = field(default_factory=Messages)
 
     def __post_init__(self) -> None:
         for place, offered in PLACES.items():

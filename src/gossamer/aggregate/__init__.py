@@ -9,6 +9,7 @@ build       the Adjacency behind what a layer was called with, built once per te
 """
 
 from .adjacency import Adjacency, Edges
+from .messages import Messages
 from .policy import Exact, NonzeroRows, TopRows
 
-__all__ = ["Adjacency", "Edges", "Exact", "NonzeroRows", "TopRows"]
+__all__ = ["Adjacency", "Edges", "Exact", "Messages", "NonzeroRows", "TopRows"]

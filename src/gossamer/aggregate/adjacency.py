@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,10 @@ from ..state import facts
 from .policy import Exact, Policy, Transposed
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ..codecs import CodedRows
+    from .messages import Messages
 
 Reduce = Literal["sum", "mean", "max"]
 EXACT = Exact()
@@ -57,7 +60,6 @@ class Edges(NamedTuple):
         return row_sums(Sparse(self.t_rowptr, self.t_col, ops.gather_rows(w, self.t_perm)), dout)
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class Adjacency:
     graph: Graph
@@ -88,9 +90,9 @@ class Adjacency:
         parts = (self.value, self.diagonal)
         return self.is_linear and not any(part is not None and part.requires_grad for part in parts)
 
-    def _but(self, **changes: Any) -> Adjacency:
+    def _but(self, **changes: Any) -> Self:
         """With some fields changed; `dataclasses.replace` takes several times as long."""
-        made = object.__new__(Adjacency)
+        made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         made.__dict__.update(changes)
         return made
@@ -108,6 +110,10 @@ class Adjacency:
 
     def under(self, policy: Policy) -> Adjacency:
         return self if policy == self.policy else self._but(policy=policy)
+
+    def sending(self, messages: Messages | None) -> Adjacency:
+        """With rows that travel between machines like this, if any do."""
+        return self
 
     # The matrix -------------------------------------------------------------------------------------------------
 

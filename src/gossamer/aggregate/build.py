@@ -18,10 +18,11 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 from .. import memory
 from ..graph import Graph
 from ..graph.graph import LARGE
-from ..graph.normalise import Normalised, gcn_parts, split_loops
+from ..graph.normalise import Normalised, gcn_parts, split_loops, with_loops
 from ..state import facts
 from . import traced
 from .adjacency import Adjacency, Reduce
+from .halo import adjacency_on
 
 Sizes = tuple[int, int]
 Built = TypeVar("Built")
@@ -57,12 +58,19 @@ def neighbours(edge_index: Any, sizes: Sizes, weight: Tensor | None = None, redu
 
 @torch.compiler.disable  # looks tensors up by identity, which a traced tensor has not: a graph break, not a wrong graph
 def _neighbours(edge_index: Any, sizes: Sizes, weight: Tensor | None, reduce: Reduce) -> Adjacency:
-    return Adjacency.of(*_weighted(edge_index, sizes, weight), reduce)
+    graph, value = _weighted(edge_index, sizes, weight)
+    made = Adjacency.of(graph, value, reduce)
+    return made if graph.halo is None else adjacency_on(graph, value, None, made.dst_scale, None, made.reduce)
 
 
 def _weighted(edge_index: Any, sizes: Sizes, weight: Tensor | None) -> tuple[Graph, Tensor | None]:
     if isinstance(edge_index, Graph):
         graph = checked(edge_index, sizes)
+        if graph.halo is not None and weight is not None:
+            raise ValueError(
+                "`edge_weight` must be None with a part of a graph, whose edges stand in an order of their own; give "
+                "the weights to the whole graph, gs.Graph.from_edge_index(edge_index, num_nodes, weight)"
+            )
         value = None if weight is None else in_csr_order(graph, weight.float().reshape(-1))
         fixed = value is not None and not value.requires_grad
         return (graph.with_value(value), None) if fixed else (graph, value)
@@ -87,7 +95,7 @@ def _gcn(edge_index: Any, num_nodes: int, weight: Tensor | None, improved: bool,
     if isinstance(edge_index, Graph) and edge_index.block is not None:
         return _block_gcn(checked(edge_index, (num_nodes, edge_index.num_dst)), weight, improved, loops)
     if isinstance(edge_index, Graph):
-        if weight is not None and weight.requires_grad:
+        if weight is not None and weight.requires_grad and edge_index.halo is None:
             return _gcn(listed(checked(edge_index, sizes)), num_nodes, weight, improved, loops)
         graph = _weighted(edge_index, sizes, weight)[0]
         return graph.derived(f"{key}", lambda: _of(gcn_parts(graph, improved, loops)))
@@ -104,7 +112,7 @@ def _gcn(edge_index: Any, num_nodes: int, weight: Tensor | None, improved: bool,
 
 
 def _of(parts: Normalised) -> Adjacency:
-    return Adjacency(parts.graph, None, parts.src, parts.dst, parts.diagonal)
+    return adjacency_on(parts.graph, None, parts.src, parts.dst, parts.diagonal)
 
 
 # Blocks: the destinations are the first sources -----------------------------------------------------------------
@@ -158,6 +166,8 @@ def looped(edge_index: Any, sizes: Sizes) -> Graph:
     """The graph with one loop for each node that is both source and destination: attention weighs loops like edges."""
     if isinstance(edge_index, Graph):
         checked(edge_index, sizes)
+        if edge_index.halo is not None:
+            return edge_index.derived("looped", lambda: with_loops(edge_index))
         return edge_index.derived("looped", lambda: _looped(listed(edge_index), sizes))
     return _once(edge_index, None, ("looped", sizes), lambda: _looped(edge_index, sizes))
 
@@ -221,8 +231,9 @@ def _sparse_gcn(matrix: Tensor, sizes: Sizes, improved: bool, loops: bool) -> Gr
 
 
 def checked(graph: Graph, sizes: Sizes) -> Graph:
-    """The graph, if it has (num_src, num_dst) nodes."""
-    if (graph.num_src, graph.num_dst) != sizes:
+    """The graph, if it has (num_src, num_dst) nodes; a part has as many sources as destinations for a layer."""
+    own = graph.num_src if graph.halo is None else graph.num_dst
+    if (own, graph.num_dst) != sizes:
         raise ValueError(
             f"`edge_index` must be a graph of {sizes[0]} source and {sizes[1]} destination nodes, as many as `x` has "
             f"rows (got {graph}); pass the features that belong to this graph"

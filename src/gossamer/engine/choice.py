@@ -74,7 +74,9 @@ def attach(model: nn.Module, recipe: Any, names: list[str], exceptions: dict[str
         engine = lower(own.compute, own.activations, int8 is not None, watch)
         if name not in exceptions and modules[name] in sites:
             engine = quantised(modules[name], sites[modules[name]], recipe.training, state, name)
-        layer = state.layers[name] = LayerState(own, name, state, engine, own.backward.bound_to(name, state), watch)
+        layer = state.layers[name] = LayerState(
+            own, name, state, engine, own.backward.bound_to(name, state), own.messages, watch
+        )
         if watch is not None:
             watch.decides_for(layer)
         modules[name].__dict__[ATTRIBUTE] = layer

@@ -22,11 +22,14 @@ from torch import Tensor, nn
 
 from .. import memory
 from ..aggregate import Adjacency
+from ..aggregate.halo import HaloAdjacency, fetched
+from ..aggregate.messages import FLOATS, Messages
 from ..codecs import CodedRows
+from ..graph.halo import Halo
 from ..state import state_of
 from . import epilogue as epilogues
 from . import rules
-from .attention import Attention, Projected
+from .attention import Attention, Gat, Projected
 from .epilogue import Batch, Deferred, EpilogueSpec, ready
 from .virtual import Pending
 
@@ -59,6 +62,7 @@ class Engine(ABC):
         says: `inside` the sum, A lin(x) + bias, or after it, lin(A x), its own bias being `bias`. Of an x_dst with more
         rows than there are destinations, as of a block, the first are taken.
         """
+        adjacency, x = entered(adjacency, x)
         roots = [] if root is None else [root]
         plain = rules.is_plain(lin) and adjacency.is_linear and not (inside and lin.bias is not None)
         if isinstance(x, CodedRows):
@@ -100,6 +104,7 @@ class Engine(ABC):
         """
         if isinstance(x, Deferred):
             x.waits = None  # the network reads the sum
+        adjacency, x = entered(adjacency, x)
         if first is None or add is not None:
             return network(self.aggregate(adjacency, ready(x), None, add))
         return network.after_first(rules.as_product(self.of(first).convolve(x, adjacency, first, first.bias)))
@@ -108,7 +113,7 @@ class Engine(ABC):
         self, x: Any, x_dst: Any, adjacency: Adjacency, attention: Attention, shows_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """The layer's result, and the weights of edges after dropout if they are to be shown."""
-        num_dst = adjacency.graph.num_dst
+        num_dst, (adjacency, x) = adjacency.graph.num_dst, entered(adjacency, x)
         if x_dst is not x or len(attention.lins) > 1:  # else one projection serves both ends
             x, x_dst = _first_rows(x, x_dst, num_dst)
         rows = self.project_deferred(x, attention) if isinstance(x, Deferred) else None
@@ -120,8 +125,41 @@ class Engine(ABC):
         else:
             x_dst, drop = None, attention.draw_dropout()
         rows = rows.to_first(num_dst)
+        if adjacency.graph.halo is not None:
+            adjacency, rows = self._fetched(adjacency, rows, attention, shows_weights)
         out, weights = self.weigh(adjacency, rows, attention, drop, shows_weights)
         return self._finish(attention, out, x_dst, rows.residual), weights
+
+    def _fetched(
+        self, adjacency: Adjacency, rows: Projected, a: Attention, shows_weights: bool
+    ) -> tuple[Adjacency, Projected]:
+        """Rows of other ranks fetched, and the matrix that they are sources of.
+
+        What goes into a softmax travels in float32: GAT's terms beside its rows, and GATv2's rows.
+        """
+        if shows_weights:
+            raise ValueError(
+                "`return_attention_weights` must be False on a part of a graph, whose edges have no list of their own; "
+                "use one process on the whole graph"
+            )
+        halo, messages, terms = adjacency.graph.halo, getattr(adjacency, "messages", FLOATS), rows.terms
+        assert halo is not None
+        if isinstance(a, Gat):
+            a_src, a_dst = self.node_terms(rows, a) if terms is None else terms
+            assert a_src is not None
+            terms = (fetched(halo, a_src, FLOATS), a_dst)
+        else:
+            messages = FLOATS
+        h_src = self.fetched_rows(halo, rows.h_src, messages)
+        return Adjacency(adjacency.graph.local), rows._replace(h_src=h_src, terms=terms)
+
+    def node_terms(self, rows: Projected, a: Gat) -> tuple[Tensor, Tensor | None]:
+        """GAT's <h, att> of sources and destinations."""
+        return self.floats.node_terms(rows, a)
+
+    def fetched_rows(self, halo: Halo, h: Tensor, messages: Messages) -> Tensor:
+        """Rows that attention weighs, of [own | halo]."""
+        return fetched(halo, h, messages)
 
     def _finish(self, a: Attention, out: Tensor, x_dst: Tensor | None, residual: Tensor | None) -> Tensor:
         """What becomes of the heads; bias and residual, as far as they have not been added."""
@@ -211,7 +249,7 @@ class Engine(ABC):
 
     def _summed(self, x: Deferred, adjacency: Adjacency, h: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
         """A h + bias + add, which waits if x asks for that: while x can be reached, its input is not free."""
-        if x.waits is None or not adjacency.is_fixed:
+        if x.waits is None or not adjacency.is_fixed or adjacency.graph.halo is not None:
             return self.aggregate(adjacency, h, bias, add)
         shape, given = torch.Size((adjacency.graph.num_dst, h.size(1))), (h.detach(), bias, add)
         later = partial(Pending, shape, lambda: adjacency.product(*given))
@@ -246,6 +284,12 @@ class Engine(ABC):
     @abstractmethod
     def dropout(self, x: Tensor, p: float) -> Tensor:
         """Dropout alone."""
+
+
+def entered(adjacency: Adjacency, x: Any) -> tuple[Adjacency, Any]:
+    """Of a part whose remote rows of x are known here: all of them, and the matrix that they are sources of."""
+    both = adjacency.known(x) if isinstance(adjacency, HaloAdjacency) else None
+    return (adjacency, x) if both is None or not isinstance(adjacency, HaloAdjacency) else (adjacency.on_local(), both)
 
 
 def _first_rows(x: Any, x_dst: Any, count: int) -> tuple[Any, Any]:

@@ -19,7 +19,8 @@ from .. import ops
 from ..codecs import CodedRows
 from ..ops.activation import ACTIVATIONS
 from ..ops.norm_act import Epilogue, Over
-from . import gradient, rules
+from ..ranks import Ranks, own_seed
+from . import gradient, rules, shared_norm
 from .saved import epilogue as saved
 from .saved.policy import Saving
 
@@ -84,7 +85,7 @@ class EpilogueSpec(NamedTuple):
 
 def draw_seed() -> int:
     """A seed from torch's default generator: `torch.manual_seed` and saved generator states govern our masks too."""
-    return int(torch.randint(2**63 - 1, ()))
+    return own_seed(int(torch.randint(2**63 - 1, ())))
 
 
 class Running:
@@ -108,8 +109,12 @@ class Running:
         self._var.lerp_(var * (rows / (rows - 1)), momentum or 0.0)
 
 
-def running_of(module: nn.Module | None) -> Running | None:
-    """What of a norm follows its input; None in evaluation, and for other norms."""
+def running_of(module: nn.Module | None, norm: Norm) -> Running | None:
+    """What of a module follows the input of its `norm`; None in evaluation, and for other norms."""
+    return _running_of(module) if norm.over == Over.COLUMNS else None
+
+
+def _running_of(module: nn.Module | None) -> Running | None:
     inner = module.module if isinstance(module, pyg.BatchNorm) else module
     if not isinstance(inner, _BatchNorm) or not inner.training or not inner.track_running_stats:
         return None
@@ -142,14 +147,33 @@ def norm_of(module: nn.Module | None, x: Tensor) -> Norm | None:
         return norm_of(module.module, x)
     if isinstance(module, nn.BatchNorm1d) and x.size(1) == module.num_features:
         if module.training or module.running_mean is None:
+            ranks = shared_norm.ranks_of(module)
+            if ranks is not None:
+                return _over_ranks(module, x, ranks)
             return Norm(Over.COLUMNS, module.eps, module.weight, module.bias) if x.size(0) > 1 else None
         return Norm(Over.FIXED, module.eps, module.weight, module.bias, module.running_mean, module.running_var)
     if isinstance(module, nn.LayerNorm) and module.normalized_shape == (x.size(1),):
         return Norm(Over.ROWS, module.eps, module.weight, module.bias)
     if isinstance(module, pyg.LayerNorm) and x.size(1) == module.in_channels:
         over = Over.ALL if module.mode == "graph" else Over.ROWS
+        if over == Over.ALL and shared_norm.ranks_of(module) is not None:
+            raise ValueError(
+                "a layer norm must have mode='node' on a part of a graph (got mode='graph', whose statistics are those "
+                "of all nodes); batch norm takes them over all ranks"
+            )
         return Norm(over, module.eps, module.weight, module.bias)
     return None
+
+
+def _over_ranks(module: Any, x: Tensor, ranks: Ranks) -> Norm:
+    """Batch norm by the statistics of all ranks' rows; the running ones follow."""
+    weight, bias, mean, var, rows = shared_norm.statistics(module, x, ranks)
+    if rows < 2:
+        raise ValueError(f"batch norm must have more than one row on all ranks together (got {rows})")
+    running = _running_of(module)
+    if running is not None:
+        running.follow(mean, var, rows)
+    return Norm(Over.FIXED, module.eps, weight, bias, mean, var)
 
 
 def match(
@@ -166,8 +190,11 @@ def match(
     if getattr(first, "inplace", False):  # the caller may count on its x being changed
         return None
     p = drop if isinstance(drop, (int, float)) else drop.p if drop.training else 0.0
-    known_norm, known_act = norm_of(norm, x), act_of(act)
-    return None if known_norm is None or known_act is None else EpilogueSpec(known_norm, known_act, p, running_of(norm))
+    known_act = act_of(act)
+    known_norm = None if known_act is None else norm_of(norm, x)
+    if known_norm is None or known_act is None:
+        return None
+    return EpilogueSpec(known_norm, known_act, p, running_of(norm, known_norm))
 
 
 # Running ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.random import key_of
+from ..ops.random import key_of, state_and
 from ..state.location import layer_here
 from ..state.plain import whole
 
@@ -45,21 +45,13 @@ class Stream:
         self._asked = found
 
     def seed(self, x: Tensor | None) -> int:
-        state = torch.get_rng_state().numpy().tobytes() + (b"" if x is None else _sample(x))
-        asked = hashlib.blake2b(state, digest_size=8).digest()
+        asked = hashlib.blake2b(state_and(x), digest_size=8).digest()
         count = self._asked.pop(asked, 0)
         self._asked[asked] = count + 1
         if len(self._asked) > LATELY:
             self._asked.popitem(last=False)
         made = hashlib.blake2b(asked + count.to_bytes(8, "little"), digest_size=8).digest()
         return int.from_bytes(made, "little", signed=True)
-
-
-def _sample(x: Tensor) -> bytes:
-    """A few dozen numbers from all over x."""
-    rows = x.detach().reshape(-1) if x.is_contiguous() else x.detach().flatten(0, -2)[:, 0]
-    picked = rows[:: max(1, rows.numel() // 64)]
-    return picked.to("cpu", torch.float32).numpy().tobytes()
 
 
 stream = Stream()

@@ -17,7 +17,7 @@ from ..aggregate import Adjacency
 from ..codecs import CodedRows
 from ..ops.norm_act import Over
 from . import rules
-from .attention import Attention, Drop, Projected
+from .attention import Attention, Drop, Gat, Projected
 from .engine import Engine
 from .epilogue import IDENTITY, Deferred, EpilogueSpec, draw_seed
 from .float32 import Float32
@@ -39,6 +39,9 @@ class Published(Engine):
     @property
     def whole(self) -> Float32:
         return self.shared.whole
+
+    def node_terms(self, rows: Projected, a: Gat) -> tuple[Tensor, Tensor | None]:
+        return self.whole.node_terms(rows, a)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
         if not rules.saves_rows(x):

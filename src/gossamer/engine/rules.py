@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -37,17 +38,17 @@ from ..state import state_of
 class Least:
     """Elements from which each path pays."""
 
-    fused: int = 2**18
+    fused: float = 2**18
     """An epilogue as one op: it saves memory passes."""
-    activation: int = 2**20
+    activation: float = 2**20
     """An activation alone: it saves page faults, and a bit per element in place of its result."""
-    dropout: int = 2**13
+    dropout: float = 2**13
     """A mask of ours: torch draws its mask serially."""
-    saved: int = 2**17
+    saved: float = 2**17
     """A codec for what is saved."""
-    int8: int = 2**19
+    int8: float = 2**19
     """Rows in int8."""
-    messages: int = 2**17
+    messages: float = 2**17
     """A convolution of ours, counted in edges times columns: it needs no message, but a graph, built anew for every
     batch; without a backward it pays from four times as many on."""
 
@@ -69,8 +70,16 @@ def _noted(gain: bool) -> bool:
     return gain
 
 
+def shared_by_ranks(rows: int, most: int) -> None:
+    """Let ranks with unlike numbers of rows take the same paths, those of the rank that has most: what travels between
+    them depends on it.
+    """
+    for name, value in dataclasses.asdict(Least()).items():
+        setattr(least, name, Fraction(value * rows, most) if rows < most else value)
+
+
 @contextlib.contextmanager
-def forced(**elements: int) -> Iterator[None]:
+def forced(**elements: float) -> Iterator[None]:
     """Other sizes in `least` for the length of a `with` block: `forced(fused=1, dropout=1)` takes our ops always."""
     before = dataclasses.asdict(least)
     for name, value in elements.items():
@@ -105,7 +114,7 @@ def transformed() -> bool:
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (key.PROXY, key.FAKE, key.FUNCTIONAL))
 
 
-def is_dense(x: Tensor, elements: int | None = None, any_shape: bool = False) -> bool:
+def is_dense(x: Tensor, elements: float | None = None, any_shape: bool = False) -> bool:
     """Whether a fused op on the rows of x pays: it can run, and x has so many elements (`least.fused`)."""
     if torch.compiler.is_compiling():  # sizes would become part of the traced program
         return False
@@ -168,10 +177,16 @@ def aggregates_first(x: Tensor | CodedRows, in_channels: int, out_channels: int,
     forward_only, needs_x = not torch.is_grad_enabled(), x.requires_grad
     after = in_channels * (1 if forward_only else 1 + int(needs_x))
     before = out_channels * (1 if forward_only else 2)
-    if graph is None or graph.is_traced or graph.num_dst >= graph.num_src:
+    if graph is None or graph.is_traced or graph.num_dst >= graph.num_src or _is_of_part(graph):
         return after < before
     spared = (graph.num_src - graph.num_dst) * in_channels * out_channels * (1 if forward_only else 2 + int(needs_x))
     return SPARSE * graph.num_edges * (after - before) < spared
+
+
+def _is_of_part(graph: Graph) -> bool:
+    """Whether its nodes are those of a rank: all ranks must choose alike, and as one process does."""
+    whole = None if graph.block is None else graph.block.whole
+    return graph.halo is not None or (whole is not None and whole.halo is not None)
 
 
 def sums_codes(x: CodedRows, out_channels: int, adjacency: Adjacency) -> bool:

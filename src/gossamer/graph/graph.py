@@ -7,7 +7,8 @@ As a matrix it is A [num_dst, num_src] with A X the sum over incoming edges: PyG
 source-to-target flow, or its `adj_t`. Its weights count in every layer that sums or takes maxima, as PyG's layers use
 the entries of a torch.sparse matrix: in SAGE and GIN, too, which have no `edge_weight`. num_src may differ from num_dst
 (bipartite). Edges of a node keep the order in which they were given; `perm[k]` is the place of CSR edge k in that list.
-Where `block` is set, the destinations are the first sources. A Graph is immutable.
+Where `block` is set, the destinations are the first sources; where `halo` is set, the sources are the destinations, then
+rows of other machines. A Graph is immutable.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..ops.csr import MAX_NODES, row_of_edge, transpose_csr
 from ..ops.gather_rows import gather_rows
 from ..state import facts
 from . import build, file
+from .halo import Halo
 
 if TYPE_CHECKING:
     from ..codecs import CodedRows
@@ -49,18 +51,19 @@ class Block(NamedTuple):
 
 @final
 class Graph:
-    __slots__ = ("__weakref__", "_cache", "block", "col", "num_src", "perm", "rowptr", "value")
+    __slots__ = ("__weakref__", "_cache", "block", "col", "halo", "num_src", "perm", "rowptr", "value")
     rowptr: Tensor
     col: Tensor
     num_src: int
     value: Tensor | None
     perm: Tensor | None
     block: Block | None
+    halo: Halo | None
     _cache: dict[str, Any]
 
     def __init__(
         self, rowptr: Tensor, col: Tensor, num_src: int, value: Tensor | None = None, perm: Tensor | None = None,
-        block: Block | None = None,
+        block: Block | None = None, halo: Halo | None = None,
     ) -> None:  # fmt: skip
         build.check_count("num_src", num_src)
         _checks.csr(rowptr, col, num_src)
@@ -75,7 +78,13 @@ class Graph:
             _checks.shape_of("value", value, (col.numel(),), f"[{col.numel()}], one number per edge")
             build.check_fixed("value", value)
         value = None if value is None else value.to(torch.float32).contiguous()
+        if halo is not None and rowptr.numel() - 1 + halo.plan.num_halo != num_src:
+            raise ValueError(
+                f"`halo` has {halo.plan.num_halo} rows, so there must be as many sources beyond the destinations (got "
+                f"{rowptr.numel() - 1} destinations and {num_src} sources)"
+            )
         fields = {"rowptr": rowptr, "col": col, "num_src": num_src, "value": value, "perm": perm, "block": block}
+        fields["halo"] = halo
         for name, field in fields.items():
             object.__setattr__(self, name, field)
         object.__setattr__(self, "_cache", {})
@@ -213,6 +222,8 @@ class Graph:
 
     def t(self) -> Graph:
         """The graph with every edge reversed, cached. The sources of each row ascend, unless it is `g.t().t()`, g."""
+        if self.halo is not None:
+            return self if self.halo.reverse is None else self.halo.reverse
         cache = self._facts()
         held = cache.get("t")
         reverse = held() if isinstance(held, weakref.ref) else held
@@ -233,6 +244,8 @@ class Graph:
     @property
     def t_perm(self) -> Tensor:
         """For each edge of `t()`, its position among this graph's edges, int64."""
+        if self.halo is not None:
+            raise ValueError("`t_perm` needs all edges of both ends, and this part of a graph has those into its nodes")
         held = self._facts().get("t")
         origin = held() if isinstance(held, weakref.ref) else None
         if origin is not None:  # t() is the graph this one was reversed from, in that graph's edge order
@@ -253,7 +266,12 @@ class Graph:
 
     def with_value(self, value: Tensor | None) -> Graph:
         """The same structure with other weights, in CSR order."""
-        return Graph(self.rowptr, self.col, self.num_src, value, self.perm, self.block)
+        if self.halo is not None and value is not None:
+            raise ValueError(
+                "`value` must be None for a part of a graph, as the reversed edges have weights of their own; give the "
+                "weights to the whole graph before it is partitioned"
+            )
+        return Graph(self.rowptr, self.col, self.num_src, value, self.perm, self.block, self.halo)
 
     def with_self_loops(self, fill: float = 1.0) -> Graph:
         """One loop for every node, last in its row. A loop already there keeps its weight; new ones get `fill`.
@@ -289,10 +307,23 @@ class Graph:
         per_edge = self.inverse_degree[row_of_edge(self.rowptr)]
         return self.with_value(per_edge if self.value is None else self.value * per_edge)
 
+    @property
+    def local(self) -> Graph:
+        """The edges into a part's own nodes as a block, [own | halo] -> own."""
+        block = Block(self)
+        return self.derived("local", lambda: Graph(self.rowptr, self.col, self.num_src, self.value, block=block))
+
     # ------------------------------------------------------------------------------------------------------------
 
     def check_rows(self, name: str, x: Tensor | CodedRows) -> None:
-        """Raise unless `x` has one row per source node."""
+        """Raise unless `x` has one row per source node; of a part, per own node."""
+        if self.halo is not None:
+            if x.dim() != 2 or x.size(0) != self.num_dst:
+                raise ValueError(
+                    f"`{name}` must have one row for each of the {self.num_dst} nodes of this part (got the shape "
+                    f"{tuple(x.shape)}); pass part.x, or what layers made of it"
+                )
+            return
         if x.dim() < 2 or x.size(0) != self.num_src:
             raise ValueError(
                 f"`{name}` must have one row for each of the graph's {self.num_src} source nodes "
@@ -301,12 +332,16 @@ class Graph:
             )
 
     def __repr__(self) -> str:
+        if self.halo is not None:
+            ranks = self.halo.ranks
+            told = f"part {ranks.rank} of {ranks.size}, {self.halo.plan.num_halo} in the halo"
+            return f"Graph({self.num_dst} nodes, {self.num_edges} edges, {told})"
         size = str(self.num_src) if self.num_src == self.num_dst else f"{self.num_src} -> {self.num_dst}"
         return f"Graph({size} nodes, {self.num_edges} edges{'' if self.value is None else ', weighted'})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles start without a cache, whose weak reference cannot be pickled."""
-        return Graph, (self.rowptr, self.col, self.num_src, self.value, self.perm, self.block)
+        return Graph, (self.rowptr, self.col, self.num_src, self.value, self.perm, self.block, self.halo)
 
     def derived(self, key: str, compute: Any) -> Any:
         """compute(), cached on this graph; the cache is emptied if one of its tensors is changed in place."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..ops.csr import Sparse, row_of_edge
 from . import build
 from .graph import Graph
+from .halo import Halo
 
 ROWS_AT_A_TIME = 2**20
 """Of a large graph, where temporary tensors have one entry per edge."""
@@ -54,9 +55,11 @@ def as_edges(parts: Normalised, value: Tensor | None) -> Sparse:
 
 
 def gcn_parts(graph: Graph, improved: bool, loops: bool) -> Normalised:
-    """Of a square graph, or of a block."""
+    """Of a square graph, of a block, or of a part."""
     if graph.block is not None:
         return _of_block(graph, improved, loops)
+    if graph.halo is not None:
+        return _of_part(graph, graph.halo, improved, loops)
     if graph.value is not None or improved:
         return split_loops(graph.gcn_norm(improved, loops))
     plain, loops_of = graph.split_self_loops()
@@ -91,6 +94,77 @@ def _of_block(graph: Graph, improved: bool, loops: bool) -> Normalised:
         parts = build.filter_edges(*parts, ~found.mask)[:4]
     diagonal = None if found.own is None else found.own * own.square()
     return Normalised(Graph(*parts), factors, own, diagonal)  # a new Graph: this one would hold itself
+
+
+def _of_part(graph: Graph, halo: Halo, improved: bool, loops: bool) -> Normalised:
+    """Of the nodes of one rank, in the arithmetic of a whole graph; factors of the halo come from their owners.
+
+    `dst` is of own nodes, `src` of [own | halo]. Called by all ranks at once.
+    """
+    if graph.value is None and not improved:
+        side = _plain_side(graph)
+        loops_of = torch.ones(graph.num_dst) if loops else side.loops
+        degree = side.graph.rowptr.diff() + 1 if loops else graph.degree
+        factors = _inverse_root(degree.to(torch.float32))
+        has_diagonal = loops or bool((halo.ranks.gather(side.loops.sum().reshape(1)) > 0).any())
+        diagonal = loops_of * factors.square() if has_diagonal else None
+        reverse = None if halo.reverse is None else _plain_side(halo.reverse).graph
+        made = _with_halo(side.graph, halo.with_reverse(reverse))
+        return Normalised(made, halo.spread(factors), factors, diagonal)
+    looped = _looped_side(graph, improved) if loops else graph
+    row, weight = row_of_edge(looped.rowptr), _ones_if_none(looped)
+    degree = torch.zeros(graph.num_dst).index_add(0, row, weight)
+    factors = _inverse_root(degree)
+    side = _weighted_side(looped, weight, factors, halo.spread(factors))
+    reverse = None
+    if halo.reverse is not None and halo.reverse.halo is not None:
+        back = _looped_side(halo.reverse, improved) if loops else halo.reverse
+        far = halo.reverse.halo.spread(factors)
+        found = _weighted_side(back, _ones_if_none(back), factors, far, reversed_edges=True).graph
+        reverse = _with_halo(found, halo.reverse.halo)
+    has_diagonal = bool((halo.ranks.gather((side.loops != 0).sum().reshape(1)) > 0).any())
+    made = _with_halo(side.graph, halo.with_reverse(reverse))
+    return Normalised(made, diagonal=side.loops if has_diagonal else None)
+
+
+class _Side(NamedTuple):
+    """The edges of a part in one direction, without loops, and the weight of each own node's loops."""
+
+    graph: Graph
+    loops: Tensor
+
+
+def _with_halo(graph: Graph, halo: Halo | None) -> Graph:
+    return Graph(graph.rowptr, graph.col, graph.num_src, graph.value, halo=halo)
+
+
+def _plain_side(graph: Graph) -> _Side:
+    row = row_of_edge(graph.rowptr)
+    mask = graph.col == row
+    loops = torch.zeros(graph.num_dst).index_add(0, row[mask], torch.ones(int(mask.sum())))
+    parts = build.filter_edges(graph.rowptr, graph.col, graph.num_src, None, ~mask)[:4] if bool(mask.any()) else None
+    parts = (graph.rowptr, graph.col, graph.num_src, None) if parts is None else parts
+    return _Side(Graph(*parts, halo=graph.halo), loops)
+
+
+def _looped_side(graph: Graph, improved: bool) -> Graph:
+    rowptr, col, _, value, _ = build.with_self_loops(graph.rowptr, graph.col, graph.value, 2.0 if improved else 1.0)
+    return Graph(rowptr, col, graph.num_src, value)
+
+
+def _ones_if_none(graph: Graph) -> Tensor:
+    return torch.ones(graph.num_edges) if graph.value is None else graph.value
+
+
+def _weighted_side(graph: Graph, weight: Tensor, own: Tensor, far: Tensor, reversed_edges: bool = False) -> _Side:
+    """Values f_src w f_dst; `own` are factors of rows, `far` of [own | halo]."""
+    row = row_of_edge(graph.rowptr)
+    of_row, of_col = own[row], far[graph.col.long()]
+    value = of_row * weight * of_col if reversed_edges else of_col * weight * of_row
+    mask = graph.col == row
+    loops = torch.zeros(graph.num_dst).index_add(0, row[mask], value[mask])
+    parts = build.filter_edges(graph.rowptr, graph.col, graph.num_src, value, ~mask)[:4]
+    return _Side(Graph(*parts), loops)
 
 
 class _Loops(NamedTuple):
@@ -159,6 +233,9 @@ def _inverse_root(degree: Tensor) -> Tensor:
 
 def with_loops(graph: Graph) -> Graph:
     """One loop at each node that is source and destination, last in its row, in place of those that are there."""
+    if graph.halo is not None:
+        looped = with_loops(Graph(graph.rowptr, graph.col, graph.num_src))
+        return Graph(looped.rowptr, looped.col, looped.num_src, halo=graph.halo)
     rows, row = graph.num_dst, row_of_edge(graph.rowptr)
     keep = graph.col != row
     kept_row, kept_col = row[keep], graph.col[keep]

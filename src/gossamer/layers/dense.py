@@ -10,6 +10,7 @@ from torch_geometric import nn as pyg
 from ..engine.choice import engine_of
 from ..engine.epilogue import Deferred, EpilogueSpec, act_of, norm_of, running_of
 from ..engine.rules import as_product
+from ..engine.shared_norm import ranks_of
 
 
 def _multiplied(lin: Any, x: Any) -> Tensor:
@@ -37,8 +38,10 @@ class PygLinear(pyg.Linear):
 def _normalised(module: Any, x: Tensor) -> Tensor | None:
     """The norm as a fused op; None where that does not pay."""
     engine = engine_of(module)
-    norm = norm_of(module, x) if engine.takes(x) else None
-    return None if norm is None else engine.run(x, EpilogueSpec(norm, running=running_of(module)))
+    norm = norm_of(module, x) if engine.takes(x) or ranks_of(module) is not None else None
+    if norm is None:
+        return None
+    return engine.run(x, EpilogueSpec(norm, running=running_of(module, norm)))
 
 
 class BatchNorm1d(nn.BatchNorm1d):

@@ -26,6 +26,7 @@ from ..engine.engine import Engine
 from ..engine.epilogue import Act, EpilogueSpec, act_of, draw_seed, norm_of, running_of
 from ..engine.pending import deferred, epilogue
 from ..engine.rules import is_plain
+from ..engine.shared_norm import ranks_of
 from ..engine.virtual import FACTS, Pending, plain
 from ..state import LayerState, state_of
 from . import as_pyg, dense, gat, gcn, gin, sage
@@ -142,8 +143,10 @@ class _Replacing(TorchFunctionMode):
 
 
 def _wait_for_norm(mode: _Replacing, layer: Any, x: Any) -> Pending | None:
-    found = norm_of(layer, x) if isinstance(x, Tensor) and mode.engine.defers and mode.engine.takes(x) else None
-    return None if found is None else mode.wait(x, EpilogueSpec(found, running=running_of(layer)))
+    if not isinstance(x, Tensor) or not mode.engine.defers or ranks_of(layer) is not None or not mode.engine.takes(x):
+        return None
+    found = norm_of(layer, x)
+    return None if found is None else mode.wait(x, EpilogueSpec(found, running=running_of(layer, found)))
 
 
 def _wait_for_act(mode: _Replacing, layer: Any, x: Any) -> Pending | None:

@@ -21,6 +21,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from ..aggregate import Adjacency
 from ..aggregate.build import in_csr_order, listed_edges, looped
+from ..aggregate.halo import adjacency_on
 from ..aggregate.traced import is_traced
 from ..aggregate.traced import looped as looped_in_trace
 from ..engine.attention import Attention, Gat, Gatv2
@@ -36,7 +37,7 @@ def _adjacency(conv: Any, x: tuple[Any, Any], edge_index: Any, size: Any = None)
     """The edges that attention weighs, with loops if the layer wants them."""
     if not conv.add_self_loops:
         return adjacency_of(conv, x, edge_index, size)
-    return under_policy(conv, Adjacency(looped(edge_index, sizes_of(*x, edge_index, size))))
+    return under_policy(conv, adjacency_on(looped(edge_index, sizes_of(*x, edge_index, size))))
 
 
 def _is_of_other_size(conv: Any, x_src: Any, x_dst: Any, edge_index: Any) -> bool:

@@ -37,9 +37,12 @@ def pair_of(x: Any) -> tuple[Any, Any]:
 
 
 def under_policy(conv: Any, adjacency: Adjacency) -> Adjacency:
-    """The adjacency with the policy of backward that the convolution was given."""
+    """The adjacency with the policy of backward, and the messages, that the convolution was given."""
     state = state_of(conv)
-    return adjacency if state is None else adjacency.under(state.policy)
+    if state is None:
+        return adjacency
+    state.model.note_graph(adjacency.graph)
+    return adjacency.under(state.policy).sending(state.messages)
 
 
 def adjacency_of(

@@ -10,6 +10,8 @@ not on threads, device or order, and masks can be recomputed instead of being st
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,22 @@ def key_of(seed: int) -> tuple[int, int]:
     """The two words that stand for a seed."""
     z = splitmix64(seed)
     return z & _WORD, z >> 32
+
+
+def seed_from(x: Tensor | None) -> int:
+    """hash(state of torch's default generator, 64 elements of x): a seed that takes nothing from the generator."""
+    return int.from_bytes(hashlib.blake2b(state_and(x), digest_size=8).digest(), "little", signed=True)
+
+
+def state_and(x: Tensor | None) -> bytes:
+    """The generator's state, and a few dozen numbers from all over x."""
+    return torch.get_rng_state().numpy().tobytes() + (b"" if x is None else _sample(x))
+
+
+def _sample(x: Tensor) -> bytes:
+    rows = x.detach().reshape(-1) if x.is_contiguous() else x.detach().flatten(0, -2)[:, 0]
+    picked = rows[:: max(1, rows.numel() // 64)]
+    return picked.to("cpu", torch.float32).numpy().tobytes()
 
 
 def words(seed: int, index: Tensor) -> Tensor:

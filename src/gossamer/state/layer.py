@@ -42,10 +42,31 @@ class ModelState:
     """By kind of call: up to which sizes of its input the model's forward took no path of ours (layers/as_pyg.py)."""
     classes: list[tuple[weakref.ref[nn.Module], type[nn.Module], Any]] | None = None
     """The model's lightened modules, their classes and those they had, once these are exchanged for a call."""
+    ranks: Any = None
+    """The processes that hold the parts of the graph that the model runs on; None for a whole graph."""
+    agreed: bool = False
+    """Whether all these ranks have the same recipe."""
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a model that was saved, finds its own modules."""
         return self.__dict__ | {"classes": None}
+
+    def note_graph(self, graph: Any) -> None:
+        """Let norms know whether their rows are a part of those that statistics are taken over."""
+        if graph.halo is not None and self.recipe.training is not None:
+            raise ValueError(
+                "`training` must be None in a recipe for a part of a graph, as quantisers would learn other ranges on "
+                f"each rank (got {self.recipe.training!r}); train on one machine, or calibrate afterwards: gs.calibrate"
+            )
+        self.ranks = None if graph.halo is None or graph.halo.ranks.size == 1 else graph.halo.ranks
+        if self.ranks is not None and not self.agreed:
+            if getattr(self.recipe.compute, "auto", False):
+                raise ValueError(
+                    "`compute` must not choose its precision by itself on parts of a graph, as ranks could choose "
+                    f"differently (got {self.recipe.compute!r}); use gs.Int8()"
+                )
+            self.ranks.agree("recipe", repr(self.recipe))
+            self.agreed = True
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
@@ -76,6 +97,8 @@ class LayerState:
     """How the module computes: the recipe, lowered (engine.lower)."""
     policy: Any
     """What backward multiplies of the module's adjacency; one that remembers something is the module's own object."""
+    messages: Any = None
+    """How rows travel between machines."""
     precision: Any = None
     """Measures rounding in the first steps, if the recipe leaves the precision to be found; a convolution shares it
     with all it holds."""

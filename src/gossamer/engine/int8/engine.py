@@ -14,8 +14,10 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from ...aggregate import Adjacency
+from ...aggregate import Adjacency, wire
+from ...aggregate.messages import Messages
 from ...codecs import CodedRows
+from ...graph.halo import Halo
 from ...ops.int8_linear import MAX_COLUMNS
 from ...ops.norm_act import Epilogue
 from .. import rules
@@ -23,7 +25,7 @@ from ..attention import Attention, Drop, Gat, Projected
 from ..engine import Engine
 from ..epilogue import Deferred, EpilogueSpec
 from ..float32 import Float32
-from ..gradient import answers, request_of
+from ..gradient import QTensor, answers, request_of, whole
 from ..outliers import Split, has_outliers, split_of
 from ..published import Published
 from ..saved.engine import Saved
@@ -33,7 +35,21 @@ from .entry import Entry
 from .gat import Setting, gat_sum
 from .gatv2 import gatv2_sum
 from .precision import Watch
-from .products import convolve, products, project
+from .products import PLAIN, convolve, products, project
+
+
+class _FetchedRows(torch.autograd.Function):
+    """Int8 rows of [own | halo]; gradients of the halo's rows go back to their owners."""
+
+    @staticmethod
+    def forward(ctx: Any, h: QTensor, halo: Halo, messages: Messages) -> Tensor:
+        ctx.halo, ctx.messages = halo, messages
+        assert h.rows is not None
+        return QTensor({PLAIN: wire.codes(halo, h.rows[PLAIN], messages)()}, {PLAIN: None})
+
+    @staticmethod
+    def backward(ctx: Any, dboth: Tensor) -> tuple[Tensor, None, None]:
+        return wire.back(ctx.halo, whole(dboth), ctx.messages), None, None
 
 
 @final
@@ -207,6 +223,23 @@ class Int8Engine(Engine):
             assert made is not None
             return Projected(made[0], made[len(a.lins) - 1], None, None if a.res is None else made[-1])
         return None if self._sums(x.x) else self.beneath.project_deferred(x, a)
+
+    def _fetched(
+        self, adjacency: Adjacency, rows: Projected, a: Attention, shows_weights: bool
+    ) -> tuple[Adjacency, Projected]:
+        adjacency, found = super()._fetched(adjacency, rows, a, shows_weights)
+        if isinstance(rows.h_src, QTensor):
+            return adjacency, found._replace(h_dst=found.h_src)  # whose terms have a gradient of their own
+        if found.terms is not None and self._sums(found.h_src) and isinstance(self.beneath, Float32):
+            a_src, a_dst = found.terms  # their gradient is computed there, as that of rows and atts
+            assert a_src is not None
+            found = found._replace(terms=(a_src.detach(), None if a_dst is None else a_dst.detach()))
+        return adjacency, found
+
+    def fetched_rows(self, halo: Halo, h: Tensor, messages: Messages) -> Tensor:
+        return (
+            _FetchedRows.apply(h, halo, messages) if isinstance(h, QTensor) else super().fetched_rows(halo, h, messages)
+        )
 
     def weigh(
         self, adjacency: Adjacency, rows: Projected, a: Attention, drop: Drop, shows_weights: bool

@@ -113,6 +113,9 @@ class Saved(Engine):
             found.append(None if made is None else made[0])
         return rows._replace(terms=tuple(found))
 
+    def node_terms(self, rows: Projected, a: Gat) -> tuple[Tensor, Tensor | None]:
+        return self.whole.node_terms(rows, a)
+
     def _own_terms(self, x: Tensor, lin: Any, atts: tuple[Tensor, ...], h: Tensor) -> tuple[Tensor, ...] | None:
         """head_dots of h = lin(x), to the bit, with the gradients of x v^T, v = att W by head; None if x costs bits."""
         if not rules.is_plain(lin) or lin.bias is not None or not is_free(x):
