@@ -11,15 +11,18 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..aggregate import TopRows
+from ..aggregate import Messages, TopRows
 from ..aggregate.health import SelectionReport, selection
 from ..codecs.named import codec_of
 from ..datasets import GraphList
+from ..distributed import RankPart, stop
+from ..distributed import load as load_part
 from ..recipe import Recipe, recipe_of
 from ..training import train as run_training
 from ..training.data import graph_split, load
 from ..training.history import TrainResult
 from ..training.models import build
+from ..training.parts import data_of
 from ..training.random_state import seed_all
 from .errors import told_plainly
 
@@ -35,7 +38,7 @@ def show(result: TrainResult, dataset: str, out: Path | None, selected: Selectio
 
 
 def train(
-    dataset: Annotated[str, typer.Argument(help="A name that `gossamer datasets` lists.")],
+    dataset: Annotated[str | None, typer.Argument(help="A name that `gossamer datasets` lists.")] = None,
     model: Annotated[str, typer.Option(help="gcn, sage, gin or gat.")] = "gcn",
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = 3,
     width: Annotated[int, typer.Option(help="Columns of the hidden layers.")] = 256,
@@ -64,6 +67,11 @@ def train(
     ] = None,
     split: Annotated[str | None, typer.Option(help="Which split: a number; random or few at node level.")] = None,
     scale: Annotated[float | None, typer.Option(help="Size of a generated set, 1 being the full one.")] = None,
+    parts: Annotated[
+        Path | None,
+        typer.Option(help="Under torchrun, in place of a dataset: the folder that `gossamer partition` wrote."),
+    ] = None,
+    messages: Annotated[int | None, typer.Option(help="Bits of rows between machines: 32, 8, 4 or 2.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; by default what torch chooses.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for checkpoints, results and TensorBoard scalars.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
@@ -73,14 +81,17 @@ def train(
     """Train a model on a dataset and report the test score at the best validation score."""
     shape: dict[str, Any] = {"layers": layers, "width": width, "dropout": dropout, "norm": norm, "heads": heads}
     settings = {"dataset": dataset, "split": split, "scale": scale, "model": model} | shape
+    settings |= {} if parts is None else {"parts": str(parts)}
     with told_plainly(f"Add --resume --out {out} to continue." if out else ""):
         chosen = None if recipe in PLAIN else recipe_of(recipe)
         if features is not None:
             chosen = _with_codec(chosen, features)
+        if messages is not None:
+            chosen = _with_messages(chosen, messages)
         _set_threads(threads)
-        data = load(dataset, split, scale)
+        data = _data(dataset, parts, split, scale)
         seed_all(seed)
-        network = build(model, data, **shape)
+        network = build(model, data_of(data) if isinstance(data, RankPart) else data, **shape)
         result = run_training(
             network,
             data,
@@ -99,13 +110,34 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             settings=settings,
         )
+    if isinstance(data, RankPart) and data.ranks.rank != 0:
+        stop()
+        return
     selects = chosen is not None and isinstance(chosen.backward, TopRows)
     selected = selection(network) if selects else None
     if as_json:
         facts = {"settings": settings, "recipe": recipe, "out": out and str(out)} | asdict(result)
         print(json.dumps(facts | ({} if selected is None else {"selection": json.loads(selected.to_json())})))
     else:
-        show(result, dataset, out, selected)
+        show(result, str(parts) if dataset is None else dataset, out, selected)
+    if isinstance(data, RankPart):
+        stop()
+
+
+def _data(dataset: str | None, parts: Path | None, split: str | None, scale: float | None) -> Any:
+    if (dataset is None) == (parts is None):
+        raise ValueError(f"give a dataset or --parts, one of them (got {dataset!r} and {parts})")
+    if parts is None:
+        return load(str(dataset), split, scale)
+    if split is not None or scale is not None:
+        raise ValueError("`--split` and `--scale` must be left out with --parts, which were cut from a graph as it is")
+    return load_part(parts)
+
+
+def _with_messages(recipe: Recipe | None, bits: int) -> Recipe:
+    if recipe is None:
+        raise ValueError(f"`--messages` needs a recipe (got {bits} with --recipe none); take --recipe float32")
+    return dataclasses.replace(recipe, messages=Messages(bits))
 
 
 def numbers(option: str, listed: str | None) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 * `Nodes`: one batch, the whole graph; labelled training nodes make the loss; one pass scores validation and test.
 * `SampledNodes` (sampled.py): batches of training nodes with sampled neighbours.
+* `Parts` (parts.py): the part of one rank, whole; losses, gradients and scores are those of all ranks.
 * `Graphs`: shuffled batches of whole graphs; the order is drawn from torch's generator, so a resumed run repeats it.
 """
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..datasets.graph_list import GraphList
+from ..distributed import RankPart
+from ..ranks import Ranks
 from .tasks import Task, check_features, check_part, labelled_nodes, labels_of, task_of
 
 if TYPE_CHECKING:
@@ -48,6 +51,13 @@ class Examples(Protocol):
 
     task: Task
 
+    @property
+    def ranks(self) -> Ranks | None:
+        """The processes that train together."""
+
+    def after_backward(self, model: nn.Module) -> None:
+        """Make the gradients of parameters those of all ranks."""
+
     def batches(self, model: nn.Module) -> Iterator[Batch]: ...
 
     def scores(self, model: nn.Module) -> tuple[float, float]: ...
@@ -55,8 +65,17 @@ class Examples(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
 
+class OneProcess:
+    """Examples that this process has alone."""
+
+    ranks: Ranks | None = None
+
+    def after_backward(self, model: nn.Module) -> None:
+        pass
+
+
 @final
-class Nodes:
+class Nodes(OneProcess):
     """One graph: the model sees all of it, the masks say which outputs count."""
 
     def __init__(self, data: Data, adjacency: Any) -> None:
@@ -86,7 +105,7 @@ class Nodes:
 
 
 @final
-class Graphs:
+class Graphs(OneProcess):
     """Many graphs, in shuffled batches. The batches for evaluation are put together once."""
 
     def __init__(self, graphs: Sequence[Data], batch_size: int, split: int) -> None:
@@ -138,9 +157,21 @@ class Sampling(NamedTuple):
 
 
 def examples_of(
-    data: Data | Sequence[Data], batch_size: int, split: int, adjacency: Any, sampling: Sampling | None = None
+    data: Data | Sequence[Data] | RankPart,
+    batch_size: int,
+    split: int,
+    adjacency: Any,
+    sampling: Sampling | None = None,
 ) -> Examples:
-    """The examples in a node-level `Data`, whole or sampled, or in a list of graphs."""
+    """The examples in a node-level `Data`, whole or sampled, in a list of graphs, or in the parts of a graph."""
+    if isinstance(data, RankPart):
+        if adjacency is not None or sampling is not None:
+            raise ValueError(
+                "`adjacency` and `fanouts` must be left out for a part of a graph, which is trained on whole"
+            )
+        from .parts import Parts
+
+        return Parts(data)
     if not isinstance(data, Sequence):
         if not hasattr(data, "edge_index") and not hasattr(data, "x"):
             raise TypeError(f"`data` must be a PyG Data or a list of them (got {type(data).__name__})")

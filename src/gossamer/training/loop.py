@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..distributed import RankPart
 from ..engine.int8.precision import precision
 from ..pyg import lighten_
 from ..recipe import Recipe, recipe_of
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 def train(
     model: nn.Module,
-    data: Data | Sequence[Data],
+    data: Data | Sequence[Data] | RankPart,
     recipe: Recipe | str | None = None,
     *,
     epochs: int = 200,
@@ -69,7 +70,8 @@ def train(
 
     data            a PyG `Data` with masks, for `model(x, edge_index)`; or a list of graphs, for
                     `model(x, edge_index, batch)`, of which `split` names the split and `batch_size` the batches.
-                    With `fanouts`, data.x may also be a gs.FeatureStore or a memory map
+                    With `fanouts`, data.x may also be a gs.FeatureStore or a memory map. Under torchrun the part of
+                    a graph, from gs.distributed.load: all ranks train one model, rank 0 writes `out`
     recipe          lighten the model first, by this recipe; None trains it as it is. Its `features` say in which
                     codes node features are kept, from the beginning on
     batch_size      graphs in a batch (32), or training nodes where neighbours are sampled (1024)
@@ -86,7 +88,7 @@ def train(
     batch_size = batch_size if batch_size is not None else 32 if fanouts is None else 1024
     _check_arguments(model, epochs, lr, weight_decay, patience, batch_size, checkpoint_seconds)
     recipe = None if recipe is None else recipe_of(recipe)
-    if recipe is not None and recipe.features is not None:
+    if recipe is not None and recipe.features is not None and not isinstance(data, RankPart):
         data = with_features(data, recipe.features, fanouts is not None, progress)
     sampling = _sampling(batch_size, fanouts, eval_fanouts)
     examples = examples_of(data, batch_size, split, adjacency, sampling)
@@ -99,7 +101,9 @@ def train(
     facts |= {"epochs": epochs, "lr": lr, "weight_decay": weight_decay, "patience": patience, "seed": seed}
     facts |= {"recipe": recipe and json.loads(recipe.to_json()), "parameters": _num_parameters(model)}
     facts |= examples.describe()
-    with Run(out, facts, resume, checkpoint_seconds) as run, EpochBar(epochs, progress) as bar:
+    leads = examples.ranks is None or examples.ranks.rank == 0
+    shown = EpochBar(epochs, progress and leads)
+    with Run(out, facts, resume, checkpoint_seconds, examples.ranks) as run, shown as bar:
         history, best = run.start(model, optimizer, examples.task.higher_is_better)
         bar.show(history)
         state = model_state_of(model)
@@ -140,11 +144,13 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, examples: Ex
         loss = examples.task.loss(batch.predict(model, examples.task), batch.y)
         check_finite("loss", value := loss.item(), when)
         loss.backward()
+        examples.after_backward(model)
         check_gradients(model, when)
         optimizer.step()
         if state is not None:
             state.step += 1
-        total, count = total + value * len(batch.y), count + len(batch.y)
+        rows = 1 if examples.ranks is not None else len(batch.y)  # the loss of all ranks' rows, in one batch
+        total, count = total + value * rows, count + rows
     return total / count
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -14,12 +15,16 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from ..engine.noise import stream
+from ..ranks import Ranks
 from ..state import ModelState, model_state_of
 from . import checkpoint as files
 from . import random_state
 from .checkpoint import BadCheckpoint, Checkpoint, NotWritten
 from .folder import CHECKPOINT, RESULT, RUN, environment, open_folder, plain, write_json
 from .history import History, TrainResult
+
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 def _restore(state: ModelState, found: Any, path: Path) -> None:
@@ -37,18 +42,26 @@ class Run:
     """Owns the folder `out`. Checkpoints are written at most every `checkpoint_seconds`, and at the end."""
 
     def __init__(
-        self, out: str | os.PathLike[str] | None, settings: dict[str, Any], resume: bool, checkpoint_seconds: float
-    ) -> None:
+        self, out: str | os.PathLike[str] | None, settings: dict[str, Any], resume: bool, checkpoint_seconds: float,
+        ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
         if out is None and resume:
             raise ValueError("`resume` needs `out`, the folder of the run to go on with (got None)")
+        self.ranks, self.writes = ranks, ranks is None or ranks.rank == 0
         self.folder = None if out is None else Path(out)
         self.settings, self.checkpoint_seconds = plain(settings), checkpoint_seconds
         self.saved_at, self.saved_epoch = -float("inf"), 0
         self.environment = environment()
         self.board: Any = None
         self.on_board = 0
-        if self.folder is not None:
-            open_folder(self.folder, self.settings, resume)
+        folder = self.folder
+        if folder is not None and ranks is not None and self.writes and int(os.environ.get(ATTEMPT, "0")):
+            resume = resume or (folder / RUN).is_file()  # torchrun has started the job again
+        if folder is not None and ranks is not None:
+            check = (lambda: open_folder(folder, self.settings, resume)) if self.writes else lambda: None
+            ranks.together(check, f"use the folder {folder}")
+        elif folder is not None:
+            open_folder(folder, self.settings, resume)
 
     def start(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, higher_is_better: bool
@@ -58,25 +71,54 @@ class Run:
         if self.folder is None:
             return history, best
         path = self.folder / CHECKPOINT
-        if path.exists():
-            found = files.load(path)
+        there = self._checkpoint(path)
+        if there is not None:
+            found = there
             files.check_fits(found, model, path)
             files.check_moments(found, optimizer, path)
             with files.believed(path):
                 history = History.replay(higher_is_better, found.state["history"])
             self._check_epochs(len(history))
             state = model_state_of(model)
-            if state is not None and found.state.get("model"):
-                _restore(state, found.state["model"], path)
+            with files.believed(path):
+                own = dict(self._own_state(found))
+            if state is not None and own.get("model"):
+                _restore(state, own["model"], path)
             files.restore(found, model, optimizer)
             random_state.restore(found.random)
+            if self.ranks is not None:
+                with files.believed(path):
+                    stream.restore(own["noise"])
             best = found.best
             self.saved_epoch = len(history)
-        write_json(self.folder / RUN, {"settings": self.settings, "environment": self.environment})
-        if not path.exists():
+        if self.writes:
+            write_json(self.folder / RUN, {"settings": self.settings, "environment": self.environment})
+        if there is None:
             self.keep(model, optimizer, history, best)
-        self._open_board(history)
+        if self.writes:
+            self._open_board(history)
         return history, best
+
+    def _checkpoint(self, path: Path) -> Checkpoint | None:
+        """The last checkpoint; that of rank 0 on all ranks, which need not see its folder."""
+        if self.ranks is None:
+            return files.load(path) if path.exists() else None
+        data = self.ranks.from_first(path.read_bytes() if self.writes and path.exists() else None)
+        if data is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            copied = Path(folder) / CHECKPOINT
+            copied.write_bytes(data)
+            return files.load(copied)
+
+    def _own_state(self, found: Checkpoint) -> dict[str, Any]:
+        """What this rank remembered; with another number of ranks what rank 0 did, without noise."""
+        if self.ranks is None:
+            return found.state
+        of_ranks = found.state.get("ranks") or []
+        if len(of_ranks) == self.ranks.size:
+            return of_ranks[self.ranks.rank]
+        return {"model": found.state.get("model"), "noise": []}
 
     def keep(
         self,
@@ -87,8 +129,12 @@ class Run:
         now: bool = False,
     ) -> None:
         """Write a checkpoint if one is due, or `now` if the last one is not of this epoch."""
+        if self.folder is None:
+            return
         due = time.monotonic() - self.saved_at >= self.checkpoint_seconds
-        if self.folder is None or not (due or (now and self.saved_epoch != len(history))):
+        if self.ranks is not None:
+            due = bool(self.ranks.gather(torch.tensor([int(due)]))[0])  # as rank 0 finds
+        if not (due or (now and self.saved_epoch != len(history))):
             return
         state_of_model = model_state_of(model)
         state = {
@@ -98,6 +144,12 @@ class Run:
             "settings": self.settings,
             "versions": self.environment,
         }
+        if self.ranks is not None:
+            own = {"model": state["model"], "noise": stream.state()}
+            state["ranks"] = [json.loads(text) for text in self.ranks.texts(json.dumps(own))]
+            self.saved_at, self.saved_epoch = time.monotonic(), len(history)
+            if not self.writes:
+                return
         moments = optimizer.state_dict()["state"]
         kept = Checkpoint(dict(model.state_dict()), best, moments, random_state.capture(), state)
         files.save(kept, self.folder / CHECKPOINT)
@@ -110,7 +162,7 @@ class Run:
         return f"in epoch {epoch}, so training stopped{kept}"
 
     def finish(self, result: TrainResult) -> None:
-        if self.folder is not None:
+        if self.folder is not None and self.writes:
             write_json(self.folder / RESULT, json.loads(result.to_json()))
 
     def __enter__(self) -> Run:

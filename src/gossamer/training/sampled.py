@@ -25,7 +25,7 @@ from ..graph import Graph
 from ..quiet_pyg import importing_pyg
 from ..sampling import NeighborLoader
 from ..state import model_state_of, state_of
-from .examples import Batch, Sampling
+from .examples import Batch, OneProcess, Sampling
 from .layerwise import infer_layerwise
 from .tasks import check_features, labelled_nodes, labels_of, task_of
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @final
-class SampledNodes:
+class SampledNodes(OneProcess):
     """One graph, a batch of training nodes at a time."""
 
     def __init__(self, data: Data, adjacency: Any, sampling: Sampling) -> None:
@@ -76,7 +76,7 @@ class SampledNodes:
         size, coded = self.sampling.batch_size, blocks and isinstance(self.x, FeatureStore)
         return NeighborLoader(
             self.graph, self.x, list(fanouts), ids, size, y=self.y, shuffle=shuffle, blocks=blocks, seed=seed,
-            decode=not coded,
+            decode=not coded, ranks=(0, 1),
         )  # fmt: skip
 
     def _batch(self, model: nn.Module, batch: Any) -> Batch:

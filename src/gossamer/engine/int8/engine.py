@@ -174,10 +174,10 @@ class Int8Engine(Engine):
 
         def consume(given: list[Tensor], epilogue: Epilogue) -> tuple[Tensor, ...]:
             entry = self._entry_of(x, epilogue)
-            return convolve(given, adjacency, weights, biases, "multiply", entry, waits=x.waits is not None)
+            return convolve(given, adjacency, weights, biases, "multiply", entry, waits=waits is not None)
 
         out = x.quantise(consume)[0]
-        return out if x.waits is None else x.waits(out)
+        return out if waits is None else waits(out)
 
     # Attention --------------------------------------------------------------------------------------------------
 
