@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .. import memory, native, ops
+from .. import distributed, memory, native, ops
 from ..datasets.folders import cache_folder, data_folder
 from ..measurement.machine import WITHOUT_AMX, amx_is_broken, cpu_name
 
@@ -69,6 +69,7 @@ def examine() -> dict[str, Any]:
             "cache": str(cache_folder()),
         },
     }
+    report["network"] = distributed.network()
     report["advice"] = advice(report)
     return report
 
@@ -106,6 +107,12 @@ def show(report: dict[str, Any], console: Console) -> None:
     )
     where = f"{data['GOSSAMER_DATA']}, {data['files']} files" if data["GOSSAMER_DATA"] else "GOSSAMER_DATA is not set"
     facts.add_row("local data", where)
+    network = report["network"]
+    facts.add_row(
+        "network", f"{network['backend']}, {network['interface']}  (there are {', '.join(network['interfaces'])})"
+    )
+    for line in network["bandwidth"]:
+        facts.add_row("", line)
     facts.add_row("downloads", f"{data['cache']}  (GOSSAMER_CACHE)")
     for name, found in report["versions"].items():
         facts.add_row(name, found or "[dim]not installed[/dim]")
@@ -121,7 +128,11 @@ def show(report: dict[str, Any], console: Console) -> None:
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False) -> None:
     """Say what is installed, which implementation each op will use, and where data is searched."""
     report = examine()
+    if report["network"]["rank"] != 0:
+        distributed.stop()
+        return
     if as_json:
         print(json.dumps(report, indent=1))
     else:
         show(report, Console())
+    distributed.stop()
