@@ -52,6 +52,11 @@ def test_eight_bits() -> None:
     assert decided == ["convs.0", "convs.1"]  # the last one feeds the loss and is not watched
 
 
+def test_distributed() -> None:
+    found = re.search(r"1 ranks, test accuracy (0\.\d+)", run("distributed.py"))
+    assert found is not None and float(found[1]) > 0.85
+
+
 def test_mini_batches() -> None:
     text = run("mini_batches.py")
     assert "x smaller than float32" in text

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ..state import facts
+from .rules import among
 
 LARGE = 16.0
 """Times the median magnitude of a row. Of columns that are just below, int8 loses less than a thousandth of the energy
@@ -56,7 +57,13 @@ def split_of(x: Tensor) -> Split | None:
 
 
 def has_outliers(x: Tensor) -> bool:
-    """Whether x is input that needs no gradient and has outlier columns."""
+    """Whether x is input that needs no gradient and has outlier columns.
+
+    Ranks send rows of hidden layers by one form: in evaluation, where these need no gradient either, only what was found
+    in training counts, in features that each rank has whole.
+    """
+    if among.ranks and not torch.is_grad_enabled():
+        return facts.recall(x, "outlier columns") is not None
     return not x.requires_grad and outlier_columns(x) is not None
 
 

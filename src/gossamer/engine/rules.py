@@ -57,6 +57,15 @@ least = Least()
 
 
 @dataclass
+class Among:
+    ranks: bool = False
+    """Whether what this process chooses by its own rows must be what other ranks choose by theirs."""
+
+
+among = Among()
+
+
+@dataclass
 class Gains:
     count: int = 0
     """How often a path of ours was chosen, since the process began."""
@@ -74,6 +83,7 @@ def shared_by_ranks(rows: int, most: int) -> None:
     """Let ranks with unlike numbers of rows take the same paths, those of the rank that has most: what travels between
     them depends on it.
     """
+    among.ranks = True
     for name, value in dataclasses.asdict(Least()).items():
         setattr(least, name, Fraction(value * rows, most) if rows < most else value)
 

@@ -171,6 +171,7 @@ class Int8Engine(Engine):
         if not adjacency.is_fixed or not self._in_int8(*lins):
             return self.beneath.convolve_deferred(x, adjacency, lin, bias, root)
         weights, biases = [each.weight for each in lins], [bias, *(each.bias for each in lins[1:])]
+        waits = None if adjacency.graph.halo is not None else x.waits
 
         def consume(given: list[Tensor], epilogue: Epilogue) -> tuple[Tensor, ...]:
             entry = self._entry_of(x, epilogue)
