@@ -123,7 +123,7 @@ def test_places_left_out_of_json_are_the_usual():
         ("{", r"`text` must be what Recipe.to_json wrote \(got '\{'"),
         (
             "[]",
-            r"`text` must be an object with the places features, compute, activations, backward, training "
+            r"`text` must be an object with the places features, compute, activations, backward, training, messages "
             r"\(got '\[\]'\)",
         ),
         ('{"speed": 1}', "`text` must be an object with the places features, compute"),
@@ -189,3 +189,15 @@ def test_an_unknown_name_that_resembles_nothing():
 def test_what_is_neither_a_recipe_nor_a_name(bad):
     with pytest.raises(TypeError, match=rf"`recipe` must be a gs.Recipe or one of .*float32.*got {type(bad).__name__}"):
         recipe_of(bad)
+
+
+def test_messages_go_to_json_and_back():
+    recipe = gs.Recipe(messages=gs.Messages(bits=4))
+    assert gs.Recipe.from_json(recipe.to_json()) == recipe
+    assert repr(recipe) == "Recipe(messages=Messages(bits=4))"
+
+
+@pytest.mark.parametrize("bits", [1, 3, 16, 0, "8", True])
+def test_bits_that_no_message_has(bits):
+    with pytest.raises(ValueError, match="`bits` must be 32"):
+        gs.Messages(bits=bits)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ..aggregate.halo import note_known
-from ..engine import rules
 from ..features import FeatureStore
 from ..graph import Graph
 from ..graph.halo import Halo, Plan
@@ -44,6 +43,8 @@ class RankPart:
         self.graph = graph_of(part, ranks)
         self.x = self._features()
         sizes = ranks.gather(torch.tensor([part.num_own])).view(-1)
+        from ..engine import rules  # takes PyG, which takes a second or two
+
         rules.shared_by_ranks(part.num_own, int(sizes.max()))
 
     @property
