@@ -26,4 +26,15 @@ def partition_table(results: Results) -> str:
     return f"{table(heads, rows, 1)}\n\nCommit {content['machine']['commit']}."
 
 
-TABLES: dict[str, Callable[[Results], str]] = {"partition": partition_table}
+def message_table(results: Results) -> str:
+    """Bytes that all ranks send in an epoch, beside float32 messages of the same plan and of every layer."""
+    content, rows = results["distributed"], []
+    for one in content["results"]:
+        for name, found in one["settings"].items():
+            cells = [f"{found['kernel'] / 1e6:.1f} MB", f"{found['kernel_of_float32']:.3f}"]
+            rows.append([str(one["ranks"]), name, *cells, f"{found['of_every_layer']:.3f}"])
+    heads = ["ranks", "products, messages", "sent per epoch", "of float32 messages", "of float32 rows of every layer"]
+    return f"{table(heads, rows, 2)}\n\nCommit {content['machine']['commit']}."
+
+
+TABLES: dict[str, Callable[[Results], str]] = {"partition": partition_table, "messages": message_table}
