@@ -13,6 +13,7 @@ Rows of features are known on both sides from the beginning: a fact about the te
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -80,11 +81,14 @@ class HaloAdjacency(Adjacency):
 
     # Float rows -------------------------------------------------------------------------------------------------
 
-    def product(self, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, add: Tensor | None = None,
+        result: Callable[[], Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         wide = not self.is_linear or (self.value is not None and self.value.requires_grad)
         grown = self.diagonal is not None and self.diagonal.requires_grad
         if not wide or grown:
-            return super().product(x, bias, add)
+            return super().product(x, bias, add, result)
         self.graph.check_rows("x", x)
         return self.on_local().product(fetched(self.halo, x, self.messages), bias, add)
 

@@ -59,8 +59,8 @@ def split_of(x: Tensor) -> Split | None:
 def has_outliers(x: Tensor) -> bool:
     """Whether x is input that needs no gradient and has outlier columns.
 
-    Ranks send rows of hidden layers by one form: in evaluation, where these need no gradient either, only what was found
-    in training counts, in features that each rank has whole.
+    All ranks must send rows of hidden layers in the same form. In evaluation, where those need no gradient either, only
+    what was found in training counts: that was in features, which do not travel.
     """
     if among.ranks and not torch.is_grad_enabled():
         return facts.recall(x, "outlier columns") is not None

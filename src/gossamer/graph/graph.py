@@ -7,8 +7,8 @@ As a matrix it is A [num_dst, num_src] with A X the sum over incoming edges: PyG
 source-to-target flow, or its `adj_t`. Its weights count in every layer that sums or takes maxima, as PyG's layers use
 the entries of a torch.sparse matrix: in SAGE and GIN, too, which have no `edge_weight`. num_src may differ from num_dst
 (bipartite). Edges of a node keep the order in which they were given; `perm[k]` is the place of CSR edge k in that list.
-Where `block` is set, the destinations are the first sources; where `halo` is set, the sources are the destinations, then
-rows of other machines. A Graph is immutable.
+Where `block` is set, the destinations are the first sources. Where `halo` is set, the sources are the destinations,
+then rows of other machines. A Graph is immutable.
 """
 
 from __future__ import annotations
