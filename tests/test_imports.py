@@ -26,6 +26,7 @@ ORDER = [
     "distributed",
     "features",
     "saved_tensors",
+    "forward",
     "layers",
     "engine",
     "aggregate",

@@ -3,7 +3,7 @@
 A module that has a counterpart in `layers` changes its class to it, a subclass of its own: parameters stay the same
 objects, `state_dict` keys, hooks and `isinstance` stay as they are, and an optimizer made before stays valid. A module
 that the user wrote gets a generated subclass that runs the user's forward with `F.relu`, `F.dropout` and similar
-functions replaced (layers/functional.py). `restore_` changes the classes back; nothing else was changed.
+functions replaced (forward/functional.py). `restore_` changes the classes back; nothing else was changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SITES = "quantisers"
 def _layers() -> ModuleType:
     """Our layers, imported when the first model is converted: importing PyG takes a second or two."""
     with importing_pyg():
-        from . import layers
+        from . import forward, layers  # noqa: F401 (wraps them)
 
     return layers
 
@@ -228,7 +228,7 @@ def _following(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
-    from .layers.functional import refuse_jit_script, replacing
+    from .forward import refuse_jit_script, replacing
 
     own = kind.forward
 

@@ -7,7 +7,7 @@ one: the plain-PyTorch references of our ops serve it on every device.
 An op of ours costs a few dozen microseconds more per call than one of torch's; it pays where it saves memory passes,
 page faults or torch's serial random numbers. What is too small to gain runs as PyG runs it: `least` says from how many
 elements on ours pay, measured on batches of small graphs (benchmarks/examples.py); `forced` lets a test choose. Each
-yes is counted in `gains`: a model whose call had none is run as PyG's from then on (layers/as_pyg.py).
+yes is counted in `gains`: a model whose call had none is run as PyG's from then on (forward/as_pyg.py).
 """
 
 from __future__ import annotations

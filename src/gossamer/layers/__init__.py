@@ -14,7 +14,6 @@ from torch_geometric import nn as pyg
 
 from ..engine.rules import has_message_hooks
 from . import dense, gat, gcn, gcn2, gin, inputs, models, sage
-from .functional import refuse_jit_script, unwatched
 from .roles import NORMS_THAT_HOLD, role_of
 
 __all__ = ["CONTAINERS", "CONVERTED", "NORMS_THAT_HOLD", "role_of", "why_not"]
@@ -46,8 +45,6 @@ CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
 }
 for _original, _kind in CONVERTED.items():
     _kind.__name__ = _original.__name__  # what `repr` shows; pickle goes by __qualname__
-    _kind.forward = unwatched(_kind.forward)
-    _kind.__prepare_scriptable__ = refuse_jit_script  # type: ignore[attr-defined]
 
 CONTAINERS = (pyg.GCN, pyg.GraphSAGE, pyg.GIN, pyg.GAT, pyg.MLP, nn.Sequential)
 """Converted for what happens between their parts; alone they make nothing lighter."""

@@ -39,7 +39,7 @@ class ModelState:
     """What is known of the batch that a forward runs on, for all layers."""
     layers: dict[str, LayerState] = field(default_factory=dict)
     gained_nothing: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)
-    """By kind of call: up to which sizes of its input the model's forward took no path of ours (layers/as_pyg.py)."""
+    """By kind of call: up to which sizes of its input the model's forward took no path of ours (forward/as_pyg.py)."""
     classes: list[tuple[weakref.ref[nn.Module], type[nn.Module], Any]] | None = None
     """The model's lightened modules, their classes and those they had, once these are exchanged for a call."""
     ranks: Any = None

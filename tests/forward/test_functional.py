@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 import gossamer as gs
-from gossamer.layers import functional
+from gossamer.forward import functional
 from support.pyg_models import assert_same
 from support.traces import Calls
 

@@ -28,8 +28,9 @@ from ..engine.pending import deferred, epilogue
 from ..engine.rules import is_plain
 from ..engine.shared_norm import ranks_of
 from ..engine.virtual import FACTS, Pending, plain
+from ..layers import dense, gat, gcn, gin, sage
 from ..state import LayerState, state_of
-from . import as_pyg, dense, gat, gcn, gin, sage
+from . import as_pyg
 
 
 def _act(mode: _Replacing, x: Any, act: Act, inplace: bool) -> Any:
