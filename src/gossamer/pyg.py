@@ -24,7 +24,7 @@ from torch import nn
 from .engine.noise import stream
 from .quiet_pyg import importing_pyg
 from .recipe import Recipe, recipe_of
-from .state.layer import ATTRIBUTE
+from .state.layer import ATTRIBUTE, MADE
 
 if TYPE_CHECKING:
     from .layers.roles import Role
@@ -147,13 +147,10 @@ def lighten_(model: nn.Module, recipe: Recipe | str = "float32") -> Report:
         for row in rows
     )
     stream.reset()
-    own_classes = {row.name: type(module) for row, (_, module, *_) in zip(rows, plan, strict=True) if row.became}
     for _, module, to, _ in plan:
         if to is not None:
             module.__class__ = to
-    state = choice.attach(model, recipe, list(own_classes), exceptions)
-    for name, own_class in own_classes.items():
-        state.layers[name].own_class = own_class
+    choice.attach(model, recipe, [row.name for row in rows if row.became], exceptions)
     return Report(recipe, rows)
 
 
@@ -182,11 +179,11 @@ def restore_(model: nn.Module) -> nn.Module:
 
 def _original(kind: type[nn.Module]) -> type[nn.Module] | None:
     """The class that a module had before it was converted; None if it never was."""
-    if _is_made(kind):
-        return kind.__mro__[1]
-    if not kind.__module__.startswith(OURS):
+    if not _is_made(kind) and not kind.__module__.startswith(OURS):
         return None
-    return next(base for base in kind.__mro__ if base in _layers().CONVERTED)
+    from .forward.as_pyg import own_class
+
+    return own_class(kind)
 
 
 def _fate(module: nn.Module, is_root: bool) -> tuple[type[nn.Module] | None, str]:
@@ -244,13 +241,13 @@ def _make(kind: type[nn.Module]) -> type[nn.Module]:
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
         return _rebuild, (kind,), state
 
-    members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "_gossamer_made": True}
+    members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, MADE: True}
     members["__prepare_scriptable__"] = refuse_jit_script
     return type(kind.__name__, (kind,), members | {"__qualname__": kind.__qualname__})
 
 
 def _is_made(kind: type) -> bool:
-    return "_gossamer_made" in kind.__dict__
+    return MADE in kind.__dict__
 
 
 def _rebuild(kind: type[nn.Module]) -> nn.Module:

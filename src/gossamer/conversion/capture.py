@@ -20,6 +20,7 @@ from torch_geometric import nn as pyg
 
 from ..engine.epilogue import act_of
 from ..engine.rules import LAYERS
+from ..state.layer import MADE
 from .errors import CannotCapture
 
 NAMES = ("x", "edge_index", "batch", "edge_weight", "edge_attr", "batch_size", "adj_t")
@@ -94,7 +95,7 @@ class _Reader:
 
     def _is_leaf(self, module: nn.Module) -> bool:
         kind = type(module)
-        if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) or "_gossamer_made" in kind.__dict__:
+        if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) or MADE in kind.__dict__:
             return False
         if isinstance(module, (pyg.Sequential, _PoolLeaf)):
             return isinstance(module, _PoolLeaf)
@@ -283,7 +284,7 @@ class _Tracer(fx.Tracer):
 @contextlib.contextmanager
 def _as_written(model: nn.Module) -> Iterator[None]:
     """With the forwards that the user wrote, and pooling functions that modules hold as traceable ones."""
-    made = [m for m in model.modules() if "_gossamer_made" in type(m).__dict__]
+    made = [m for m in model.modules() if MADE in type(m).__dict__]
     kinds = [type(m) for m in made]
     modules = list(model.modules())
     held = [(m, name, value) for m in modules for name, value in vars(m).items() if _is_pool(value)]

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.rules import gains, transformed
+from ..layers import CONVERTED
 from ..state import ModelState, state_of
+from ..state.layer import MADE
 
 
 def gained_nothing(module: Any, model: ModelState, args: Any, named: Any) -> bool:
@@ -49,12 +51,17 @@ def watched(module: Any, model: ModelState, ours: Callable[..., Any], args: Any,
     return out
 
 
+def own_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class that a module of this class of ours had before."""
+    return kind.__mro__[1] if MADE in kind.__dict__ else next(base for base in kind.__mro__ if base in CONVERTED)
+
+
 def with_own_classes(module: nn.Module, model: ModelState, args: Any, named: Any) -> Any:
     """The original forward."""
     classes, change = model.classes, object.__setattr__  # nn.Module's own would look for parameters first
     if classes is None:
-        states = [(each, state_of(each)) for each in module.modules()]
-        classes = [(weakref.ref(each), type(each), own.own_class) for each, own in states if own is not None]
+        lightened = [each for each in module.modules() if state_of(each) is not None]
+        classes = [(weakref.ref(each), type(each), own_class(type(each))) for each in lightened]
         model.classes = classes
     changed = []
     try:

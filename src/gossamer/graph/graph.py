@@ -96,6 +96,7 @@ class Graph:
         """In a program that is being traced: the ops that read its tensors check them, whenever the program runs."""
         graph = object.__new__(cls)
         fields = {"rowptr": rowptr, "col": col, "num_src": num_src, "value": value, "perm": perm, "block": None}
+        fields["halo"] = None
         for name, field in fields.items():
             object.__setattr__(graph, name, field)
         object.__setattr__(graph, "_cache", {TRACED: True, "max_degree": MAX_NODES})  # a bound: sizes are not known

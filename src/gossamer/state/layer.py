@@ -19,6 +19,8 @@ from .plain import LARGEST, whole
 
 ATTRIBUTE = "_gossamer"
 """Where `lighten_` puts a module's state."""
+MADE = "_gossamer_made"
+"""What marks the subclass that it generates for a class of a user's."""
 
 
 @dataclass(eq=False)
@@ -102,8 +104,6 @@ class LayerState:
     precision: Any = None
     """Measures rounding in the first steps, if the recipe leaves the precision to be found; a convolution shares it
     with all it holds."""
-    own_class: Any = None
-    """The class that the module had before it was lightened."""
 
     def state(self) -> dict[str, Any]:
         return {} if self.precision is None else {"precision": self.precision.state()}
