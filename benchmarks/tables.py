@@ -11,6 +11,7 @@ from typing import Any
 
 import activation_tables
 import distributed_tables
+import example_tables
 import feature_tables
 import inference_tables
 import int8_tables
@@ -57,6 +58,7 @@ def describe(content: dict[str, Any]) -> str:
 MADE = (
     activation_tables.TABLES
     | distributed_tables.TABLES
+    | example_tables.TABLES
     | feature_tables.TABLES
     | inference_tables.TABLES
     | int8_tables.TABLES
