@@ -68,6 +68,7 @@ def test_every_example_is_tested() -> None:
     found = {path.name for path in FOLDER.glob("*.py")}
     assert found == {
         "any_model.py",
+        "distributed.py",
         "eight_bits.py",
         "integers.py",
         "mini_batches.py",

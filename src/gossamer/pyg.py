@@ -227,10 +227,8 @@ def _following(kind: type[nn.Module]) -> type[nn.Module]:
 def _make(kind: type[nn.Module]) -> type[nn.Module]:
     from .forward import refuse_jit_script, replacing
 
-    own = kind.forward
-
     def forward(self: Any, *args: Any, **named: Any) -> Any:
-        return replacing(self, own, args, named)
+        return replacing(self, kind.forward, args, named)
 
     functools.update_wrapper(forward, kind.forward)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import shutil
 
 import pytest
@@ -394,6 +395,7 @@ def test_batches_of_graphs(pool, paths):
 
 
 def test_pyg_sequential(graph, fused):
+    random.seed()  # PyG names the code that it writes for a Sequential by it; another test may have left its seed
     model = pyg.Sequential(
         "x, edge_index",
         [(pyg.GCNConv(12, 8), "x, edge_index -> x"), nn.ReLU(), (pyg.SAGEConv(8, 5), "x, edge_index -> x")],

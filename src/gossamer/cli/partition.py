@@ -282,5 +282,5 @@ def _bytes_of(recipe: Recipe, model: Model) -> dict[str, Any]:
     if isinstance(codec, Codec):
         shape = (1024, max(model.widths[1:]))
         saved = codec.nbytes(shape) / (shape[0] * shape[1]) + 1 / 8  # and a bit per value: its mask
-    bits = getattr(getattr(recipe, "messages", None), "bits", 8 if is_int8 else 32)
+    bits = min(recipe.messages.bits, 8 if is_int8 else 32)  # int8 rows travel as they are
     return {"saved": saved, "computed": 1 if is_int8 else 4, "bits": bits}
