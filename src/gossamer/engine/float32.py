@@ -24,7 +24,7 @@ class Float32(Engine):
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None = None) -> Tensor:
         if not torch.compiler.is_compiling():  # sizes would become part of the traced program
-            large = x.size(0) * weight.size(0) >= rules.least.fused  # pooled pages pay
+            large = x.size(0) * weight.size(0) >= rules.least.activation
             large = large or (self.deterministic and x.numel() >= rules.least.int8)
             if large and rules.is_dense(x, 1):
                 return ops.linear(x, weight, bias, add)

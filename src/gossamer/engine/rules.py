@@ -41,16 +41,17 @@ class Least:
     fused: float = 2**18
     """An epilogue as one op: it saves memory passes."""
     activation: float = 2**20
-    """An activation alone: it saves page faults, and a bit per element in place of its result."""
+    """An activation or a float32 product alone: pooled pages save faults, and an activation saves a bit per element."""
     dropout: float = 2**13
     """A mask of ours: torch draws its mask serially."""
-    saved: float = 2**17
+    saved: float = 2**19
     """A codec for what is saved."""
-    int8: float = 2**19
+    int8: float = 2**20
     """Rows in int8."""
-    messages: float = 2**17
+    messages: float = 2**20
     """A convolution of ours, counted in edges times columns: it needs no message, but a graph, built anew for every
-    batch; without a backward it pays from four times as many on."""
+    batch. PyG's attention makes several tensors of that size: ours pays from a quarter on; without a backward, any of
+    ours from twice as many on."""
 
 
 least = Least()
@@ -350,7 +351,8 @@ def _has_few_messages(conv: Any, x: Any, edge_index: Tensor) -> bool:
     """Whether PyG's own forward is as fast, and nothing is lost by it."""
     if not isinstance(x, Tensor) or x.dim() != 2 or edge_index.dtype != torch.int64:
         return False
-    if edge_index.numel() * x.size(1) >= 2 * least.messages * (1 if torch.is_grad_enabled() else 4):
+    most = 2 * least.messages * (1 if torch.is_grad_enabled() else 2) / (4 if hasattr(conv, "heads") else 1)
+    if edge_index.numel() * x.size(1) >= most:
         return False
     state = state_of(conv)
     return state is None or state.engine.leaves_small_to_pyg

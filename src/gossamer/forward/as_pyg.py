@@ -20,10 +20,12 @@ from ..layers import CONVERTED
 from ..state import ModelState, state_of
 from ..state.layer import MADE
 
+Known = dict[tuple[Any, ...], tuple[int, ...]]
+"""Kinds of calls, and the largest number of elements of each tensor that they were called with."""
 
-def gained_nothing(module: Any, model: ModelState, args: Any, named: Any) -> bool:
-    """Whether a call of this kind, no smaller, took no path of ours. Made before every call of a model: hence short."""
-    known = model.gained_nothing
+
+def is_known(known: Known, module: Any, args: Any, named: Any) -> bool:
+    """Whether a call of this kind, no smaller, is known. Asked before every call of a model: hence short."""
     if not known:
         return False
     given = _flat(args, named)
@@ -39,15 +41,21 @@ def gained_nothing(module: Any, model: ModelState, args: Any, named: Any) -> boo
     return True
 
 
-def watched(module: Any, model: ModelState, ours: Callable[..., Any], args: Any, named: Any) -> Any:
-    """ours(module, *args, **named), and whether it gained anything is remembered."""
-    before, given = gains.count, _flat(args, named)
-    out = ours(module, *args, **named)
-    known_types = all(type(each) is Tensor or type(each) in PLAIN for each in given)
-    if gains.count == before and known_types and model.recipe.training is None and not transformed():
+def note(known: Known, module: Any, args: Any, named: Any) -> None:
+    """Let the kind of this call be known."""
+    given = _flat(args, named)
+    if not transformed() and all(type(each) is Tensor or type(each) in PLAIN for each in given):
         kind = (module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), len(given))
         sizes = tuple(each.numel() if type(each) is Tensor else 0 for each in given)
-        model.gained_nothing[kind] = tuple(map(max, sizes, model.gained_nothing.get(kind, sizes)))
+        known[kind] = tuple(map(max, sizes, known.get(kind, sizes)))
+
+
+def watched(module: Any, model: ModelState, ours: Callable[..., Any], args: Any, named: Any) -> Any:
+    """ours(module, *args, **named), and whether it gained anything is remembered."""
+    before = gains.count
+    out = ours(module, *args, **named)
+    if gains.count == before and model.recipe.training is None:
+        note(model.gained_nothing, module, args, named)
     return out
 
 

@@ -82,7 +82,7 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
 class _Replacing(TorchFunctionMode):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
-        self.engine = engine
+        self.engine, self.has_replaced = engine, False
         self._waiting: list[weakref.ref[Pending]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,6 +90,7 @@ class _Replacing(TorchFunctionMode):
         if replacement is not None and not torch.compiler.is_compiling() and not _runs_again_outside():
             result = replacement(self, *args, **(kwargs or {}))
             if result is not NotImplemented:
+                self.has_replaced = True
                 return result
         if self._waiting and func not in FACTS:
             self.settle()
@@ -108,6 +109,7 @@ class _Replacing(TorchFunctionMode):
 
     def _noted(self, later: Pending) -> Pending:
         self._waiting.append(weakref.ref(later))
+        self.has_replaced = True
         return later
 
     def _noted_sum(self, out: Any) -> Any:
@@ -229,7 +231,7 @@ def unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
             with torch.overrides._pop_mode_temporarily():
                 return mode.run(forward, module, *args, **named) if args else forward(module, **plain(named))
         state = state_of(module)
-        if state is not None and state.name == "" and as_pyg.gained_nothing(module, state.model, args, named):
+        if state is not None and state.name == "" and as_pyg.is_known(state.model.gained_nothing, module, args, named):
             return as_pyg.with_own_classes(module, state.model, args, named)
         args = plain(args) if any(type(each) is Pending for each in args) else args  # kept by a module of the user's
         if state is None or state.name:
@@ -251,7 +253,7 @@ def replacing(module: Any, forward: Callable[..., Any], args: Any, named: Any) -
     if torch.compiler.is_compiling():
         return forward(module, *args, **named)
     state = state_of(module)
-    if state is not None and state.name == "" and as_pyg.gained_nothing(module, state.model, args, named):
+    if state is not None and state.name == "" and as_pyg.is_known(state.model.gained_nothing, module, args, named):
         return as_pyg.with_own_classes(module, state.model, args, named)
     refuse_jit_trace()
     if state is None or _innermost() is not None:
@@ -261,7 +263,12 @@ def replacing(module: Any, forward: Callable[..., Any], args: Any, named: Any) -
 
 
 def _replaced(state: LayerState, forward: Callable[..., Any], module: Any, *args: Any, **named: Any) -> Any:
+    """With the mode, which looks at every function called, unless calls of this kind have nothing to replace."""
     note_call(state, forward, args, named)
+    if state.name == "" and as_pyg.is_known(state.model.replaced_nothing, module, args, named):
+        return state.engine.leave_room_for_loss(forward(module, *args, **named))
     with _Replacing(state.engine) as mode:
         out = forward(module, *args, **named)
+    if state.name == "" and not mode.has_replaced:
+        as_pyg.note(state.model.replaced_nothing, module, args, named)
     return state.engine.leave_room_for_loss(mode.settled(out))

@@ -42,6 +42,8 @@ class ModelState:
     layers: dict[str, LayerState] = field(default_factory=dict)
     gained_nothing: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)
     """By kind of call: up to which sizes of its input the model's forward took no path of ours (forward/as_pyg.py)."""
+    replaced_nothing: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)
+    """The same for calls in which a user's own forward called no function that ours replace."""
     classes: list[tuple[weakref.ref[nn.Module], type[nn.Module], Any]] | None = None
     """The model's lightened modules, their classes and those they had, once these are exchanged for a call."""
     ranks: Any = None
