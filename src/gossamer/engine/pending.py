@@ -176,7 +176,7 @@ def epilogue(x: Any, change: EpilogueSpec, engine: Engine) -> Pending | None:
     else:
         return None
     if found is None:
-        if base.dtype != torch.float32 or not engine.takes(base):
+        if base.dtype != torch.float32 or not engine.takes(base, alone=change.norm.over == Over.NOTHING):
             return None
         found = _Waiting(base, change, engine, _Batch(base, change))
     made: Pending = _Later.apply(base, found.spec.norm.weight, found.spec.norm.bias, found)

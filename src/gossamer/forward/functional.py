@@ -29,6 +29,7 @@ from ..engine.rules import is_plain
 from ..engine.shared_norm import ranks_of
 from ..engine.virtual import FACTS, Pending, plain
 from ..layers import dense, gat, gcn, gin, sage
+from ..ops.norm_act import Over
 from ..state import LayerState, state_of
 from . import as_pyg
 
@@ -100,7 +101,9 @@ class _Replacing(TorchFunctionMode):
 
     def wait(self, x: Any, change: EpilogueSpec) -> Pending | None:
         """One part of an epilogue on x that waits; None if it is to be computed now."""
-        large = self.engine.defers and (isinstance(x, Pending) or (isinstance(x, Tensor) and self.engine.takes(x)))
+        if not self.engine.defers or not isinstance(x, Tensor):
+            return None
+        large = isinstance(x, Pending) or self.engine.takes(x, alone=change.norm.over == Over.NOTHING)
         later = epilogue(x, change, self.engine) if large and not _is_checkpointed() else None
         return None if later is None else self._noted(later)
 
